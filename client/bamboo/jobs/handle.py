@@ -59,8 +59,8 @@ async def _news(job: "ClusterJob | LocalJob", new: NewEvents, *, follow: bool) -
 def call(work: Coroutine[Any, Any, T], job: str = "") -> T:
     """Run a coroutine in the background loop and return its result. job: the job's name, for errors.
 
-    Raises its BambooError. Converts UsageError to InvalidRequest, and RemoteError to ClusterError, JobInterrupted (for
-    JobDeleted) or NotInTime (for WaitTimedOut).
+    Raises the coroutine's BambooError. Converts UsageError to InvalidRequest, and RemoteError to ClusterError,
+    JobInterrupted (for JobDeleted) or NotInTime (for WaitTimedOut).
     """
     try:
         return background.call(work)

@@ -180,8 +180,8 @@ class TextOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items:
-    """A list of `least` to `most` values of one form. of: their name in messages. each: the description of
-    one, for the CRD.
+    """A list of `least` to `most` values of one form. of: the values' name in messages. each: a value's description,
+    for the CRD.
     """
 
     form: Integer | TextOf

@@ -68,9 +68,9 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
 def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
     """Return the workers that may take over a cell, best first.
 
-    First in-sync replicas of any pipeline's cell of the stage: staying before leaving, then on nodes without losses,
-    then idle ones. Then the stage's owners in other pipelines and workers that report its state, on nodes without
-    losses first.
+    In-sync replicas of the stage, of any pipeline's cell, come first: staying workers before leaving ones, then workers
+    on nodes without losses, then idle ones. The stage's owners in other pipelines and workers that report its state
+    follow, those on nodes without losses first.
     """
     plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]

@@ -352,7 +352,7 @@ class OptimizerState:
 
 
 def state_of(slot: str) -> str:
-    """Return the prefix of names in a parameter's state."""
+    """Return the prefix of the names of a parameter's optimizer state."""
     return f"state:{slot}:"
 
 

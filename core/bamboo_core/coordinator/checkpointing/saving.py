@@ -144,7 +144,7 @@ def _lacks_pause(state: CoordinatorState) -> bool:
 
 
 def _keep_the_endangered(turn: Turn) -> None:
-    """Make a checkpoint due at once if all holders of a stage are under notice; again when more workers get one."""
+    """Make a checkpoint due at once if all holders of a stage are under notice; again for further notices."""
     state, c = turn.state, turn.state.checkpoints
     noticed = frozenset(state.noticed)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
