@@ -29,7 +29,7 @@ def add(*nodes: str, at: int = 0) -> list[Moment]:
 
 
 def recorded_runs() -> list[dict[str, str]]:
-    """What the published program came to at its commit 80809293289419d40a870b4a9ccb8df0082ce3fb, from
+    """Return the figures of the published program at its commit 80809293289419d40a870b4a9ccb8df0082ce3fb, as written by
 
     python bench/published.py CHECKOUT --seeds 2 --rates 0.1,0.5 --whole-runs 1 \\
         --trace tests/bench/minute_recording.csv --csv tests/bench/published_figures.csv

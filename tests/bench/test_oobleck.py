@@ -11,8 +11,8 @@ TABLE = "0,add,a\n0,add,b\n100000,remove,a\n150000,add,c\n200000,remove,b\n"
 
 
 def test_oobleck_loses_the_step_of_a_loss_and_pauses_at_each_change(tmp_path: Path) -> None:
-    """Twelve whole steps of 8 s; then 40 s alone after a pause of 10 s; then 40 s with two nodes, not cut by the
-    end.
+    """Two nodes do twelve whole steps of 8 s, one node trains for 40 s after a pause of 10 s, and two nodes train for
+    the last 40 s, in whole steps.
     """
     (tmp_path / "nodes.csv").write_text(TABLE)
     trace = read_trace(str(tmp_path / "nodes.csv"))

@@ -40,7 +40,7 @@ def test_without_preemptions_all_lose_only_their_start(job: ComparedJob, name: s
 
 
 def test_on_demand_nodes_are_at_least_as_fast_as_published(job: ComparedJob) -> None:
-    """Another grid of the same size may be faster. All nodes that are held are paid for."""
+    """The baseline's fastest grid may be faster than the published one; it pays for all nodes that it holds."""
     published = job.profile.published
     assert published is not None
     found = compared(ON_DEMAND, job, made(job, 0.3))

@@ -14,7 +14,7 @@ from strategy_kit import COSTS, costs_of, profile
 
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
 def test_a_step_takes_what_the_coordinator_expects_of_it(schedule: str) -> None:
-    """The schedule and the memory are the job's."""
+    """Costs have the same step times and memory limits as the coordinator's `GridRates`, with the job's schedule."""
     known = costs_of(profile(state=100, flow=1000.0), 8, schedule)
     rates = GridRates(known.profile.figures, known.spec, known.profile.machine.memory)
     by = PipelineSchedule(schedule)
@@ -24,7 +24,7 @@ def test_a_step_takes_what_the_coordinator_expects_of_it(schedule: str) -> None:
 
 
 def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_each_grid() -> None:
-    """The best one is chosen in hindsight, as far as it fits into memory."""
+    """If the job names no schedule, a grid's step takes the fastest schedule that fits into memory."""
     free, plain, late = (costs_of(profile(), 8, schedule) for schedule in (None, "1F1B", "ZBH1"))
     for grid in (Grid(1, 2), Grid(3, 1), Grid(4, 2)):
         assert free.step(grid) == min(plain.step(grid), late.step(grid))

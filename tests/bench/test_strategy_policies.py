@@ -16,8 +16,9 @@ NEVER = Saving(every=1e9, pause=0.0, delay=0.0)
 
 
 def test_restarts_do_the_work_since_the_checkpoint_again() -> None:
-    """From 30 s 0.8 samples/s on 2x2. At 100 s b is lost: 70 s were trained, 60 of them are safe; 35 s later there is
-    one pipeline, 8/18 samples/s."""
+    """On a 2x2 grid the job trains 0.8 samples/s from 30 s on. At 100 s it loses b; checkpoints hold 60 of its 70 s of
+    training. 35 s later it goes on with one pipeline, at 8/18 samples/s.
+    """
     saving = Saving(every=20.0, pause=0.0, delay=5.0)
     policy = Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9)
     found = run(policy, (0, "a b c d", ""), (100, "", "b"), duration=200)
@@ -26,7 +27,9 @@ def test_restarts_do_the_work_since_the_checkpoint_again() -> None:
 
 
 def test_restarts_grow_right_after_a_checkpoint_if_that_pays() -> None:
-    """c and d come at 90 s, 60 s of training; the checkpoint at 80 s of training, 110 s, is safe at 115 s."""
+    """c and d come at 95 s. The job restarts with them at 115 s, when the checkpoint of 110 s (80 s of training) is
+    safe.
+    """
     saving = Saving(every=20.0, pause=0.0, delay=5.0)
     changes = ((0.0, "a b", ""), (95.0, "c d", ""))
     found = run(Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9), *changes, duration=200)
@@ -46,7 +49,9 @@ def test_morphing_chooses_the_stages_anew() -> None:
 
 
 def test_torchrun_begins_anew_for_every_node_that_comes() -> None:
-    """c is of no use to one pipeline of two stages; from 100 to 130 s nobody trains, and 10 s are done again."""
+    """A pipeline of two stages has no use for c; still torchrun stops it from 100 to 130 s, and repeats 10 s of
+    training.
+    """
     saving = Saving(every=20.0, pause=0.0, delay=5.0)
     changes = ((0.0, "a b", ""), (100.0, "c", ""))
     at_once = Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9, at_every_change=True)
@@ -57,7 +62,9 @@ def test_torchrun_begins_anew_for_every_node_that_comes() -> None:
 
 
 def test_a_fixed_grid_waits_until_a_lost_node_is_replaced() -> None:
-    """From 30 s 0.8 samples/s on 2x2; b is lost at 100 s, and e comes at 150 s; 60 of 70 s were safe."""
+    """On a 2x2 grid the job trains 0.8 samples/s from 30 s on. It loses b at 100 s, with 60 of 70 s safe; e comes at
+    150 s.
+    """
     saving = Saving(every=20.0, pause=0.0, delay=5.0)
     policy = Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9, fixed=Grid(2, 2))
     found = run(policy, (0, "a b c d", ""), (100, "", "b"), (150, "e", ""), duration=300)
@@ -68,7 +75,9 @@ def test_a_fixed_grid_waits_until_a_lost_node_is_replaced() -> None:
 
 
 def test_memory_checkpoints_replay_a_window_with_a_spare_node() -> None:
-    """A stage's 20 bytes need 2 steps of 18 s at 0.6 bytes/s: a window of 2; 1.5 of them are replayed, 16 s a step."""
+    """A stage's 20 bytes take two steps of 18 s at 0.6 bytes/s, so a window has two steps; a replay repeats 1.5
+    windows.
+    """
     costs = costs_of(profile(state=10, flow=0.6, memory=10**6), 8)
     policy = MemoryCheckpoints(costs=costs, stages=2, saving=NEVER)
     assert policy.window(Grid(2, 1)) == 2
@@ -81,7 +90,8 @@ def test_memory_checkpoints_replay_a_window_with_a_spare_node() -> None:
 
 
 def test_a_quorum_goes_on_without_the_replica_that_lost_a_node() -> None:
-    """b's replica is lost; with e it comes back after the detection and a regroup, a rendezvous, and a last regroup."""
+    """The spare e completes b's replica, which returns after the detection, a regroup, a rendezvous and a last regroup.
+    """
     policy = Quorum(costs=COSTS, grid=Grid(2, 2), saving=NEVER)
     found = run(policy, (0, "a b c d e", ""), (100, "", "b"), duration=200)
     assert found.samples == pytest.approx(70 * 0.8 - 4 + RENDEZVOUS * 0.4 + (200 - 151) * 0.8)
@@ -89,7 +99,7 @@ def test_a_quorum_goes_on_without_the_replica_that_lost_a_node() -> None:
 
 
 def test_rerouting_gives_microbatches_to_the_peers() -> None:
-    """2 pipelines of 2 stages: without b the other second stage does 8 microbatches of 2 s, after one forward."""
+    """Without b its only peer does all 8 microbatches, 2 s each, after one forward of the first stage."""
     lost = COSTS.rerouted(Grid(2, 2), 1)
     assert 16 < lost < 18
     policy = Rerouting(costs=COSTS, stages=2, saving=NEVER)
@@ -105,7 +115,9 @@ def test_rerouting_goes_back_if_a_stage_has_nobody_left() -> None:
 
 
 def test_templates_use_all_nodes_and_lose_the_step() -> None:
-    """5 nodes as 3 + 2; then 2 + 2 after 5 + 8 s, without the half step that was done."""
+    """Five nodes form pipelines of 3 and 2 stages. After a loss two pipelines of 2 go on 5 + 8 s later, without the
+    half step.
+    """
     policy = Templates(costs=COSTS, shortest=2, longest=4, tolerated=1, saving=NEVER, mtbf=1e9)
     found = run(policy, (0, "a b c d e", ""), (100, "", "c"), duration=200)
     before = 8 / min(COSTS.uneven((3, 2)), COSTS.uneven((2, 2)))
@@ -131,7 +143,7 @@ def test_templates_whose_nodes_lack_memory_are_none() -> None:
 
 
 def test_a_blocking_checkpoint_pauses_until_it_is_stored() -> None:
-    """A state of 3 GB at 1 GB/s: three seconds, in place of one from the device to memory."""
+    """A blocking checkpoint of 3 GB at 1 GB/s pauses training for three seconds; the copy to memory takes only one."""
     costs = costs_of(profile(state=int(SNAPSHOT_BYTES), flow=1e9, memory=10**11), 8)
     saving = blocking(costs, 4, 600.0)
     assert (saving.every, saving.pause, saving.delay) == pytest.approx((60.0, 3.0, 0.0))

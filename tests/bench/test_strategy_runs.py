@@ -21,7 +21,7 @@ LOSING = costs_of(profile(6, state=10, flow=100.0), batch=24)
 
 
 def test_nodes_are_held_up_to_the_capacity_and_paid_while_they_are_held() -> None:
-    """c is taken at 100 s in place of a; b is gone before it is ready again as d."""
+    """Node c replaces a at 100 s. Node d replaces b at 300 s, but is gone before it is ready."""
     changes = [
         NodeChange(at=at, change=change, node=node)
         for at, change, node in (
@@ -48,7 +48,7 @@ def test_nodes_are_held_up_to_the_capacity_and_paid_while_they_are_held() -> Non
 
 
 class Scripted:
-    """A policy that gives these reactions in turn, and keeps its views."""
+    """A policy that returns the given reactions in turn, and records the views that it gets."""
 
     def __init__(self, *reactions: Reaction | None, saving: Saving | None = None) -> None:
         self.reactions, self.saving, self.views = list(reactions), saving, list[View]()

@@ -52,7 +52,9 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def binary(name: str) -> str:
-    """Return the path of that program of Prometheus. Skips the test if neither the system nor Debian has it."""
+    """Return the path of a program of Prometheus, such as promtool. Skips the test if neither the system nor Debian has
+    it.
+    """
     if found := shutil.which(name):
         return found
     cache = cache_folder() / "prometheus"

@@ -1,4 +1,4 @@
-"""Times as they are typed."""
+"""Durations that users type as options, such as 30s or 1.5h."""
 
 import pytest
 import typer

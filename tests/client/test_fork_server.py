@@ -33,7 +33,7 @@ KINDS = ("child", "session", "forked", "deaf", "orphan")
 
 
 def starting_worker(worker: str, url: str, token: str, zone: str, trace: str | None) -> int:
-    """Start long-lived processes in all ways, and end after the seconds in the token."""
+    """Run a worker that starts long-lived processes in every way, and ends after the seconds in `token`."""
     note = "import os, sys; open(sys.argv[1] + '/' + sys.argv[2], 'x').write(str(os.getpid())); "
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     wait = f"import time; time.sleep({LONG})"
@@ -83,7 +83,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def launchers(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
-    """Return the launchers that a test starts, in their order."""
+    """Record the launcher processes that a test starts, and return their list."""
     started: list[Process] = []
     start_process = asyncio.create_subprocess_exec
 
@@ -248,7 +248,8 @@ async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch
 
 
 def asking_worker(*, worker: str, gate: int, steps: list[int], **_: str | None) -> int:
-    """Ask once for each step; the exit code is the number of answers."""
+    """Run a worker that asks once for each step, waits for the answer, and returns the number of answers as exit code.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     for step in steps:
         os.write(gate, json.dumps([worker, step]).encode() + b"\n")

@@ -32,7 +32,7 @@ def job(tmp_path: Path) -> JobSource:
 
 
 def warnings_of(job: JobSource, folder: Path, task: ProfiledTask | None) -> list[str]:
-    """Return the warnings about a profile of three layers with a task."""
+    """Write a profile of three layers with `task`, and return the warnings about reading it for the job."""
     path = folder / "p.json"
     path.write_bytes(to_json(msgspec.structs.replace(profile(3), task=task)))
     profiles, warnings = read_profiles(job, [str(path)])
@@ -41,7 +41,7 @@ def warnings_of(job: JobSource, folder: Path, task: ProfiledTask | None) -> list
 
 
 def has_layers(monkeypatch: pytest.MonkeyPatch, layers: int | None) -> None:
-    """Let the job's model have a number of layers; None: torch is missing."""
+    """Replace the count of the layers of the job's model. None: counting fails, as without torch."""
 
     def counted_layers(document: Any, folders: Any) -> int:
         if layers is None:

@@ -28,7 +28,7 @@ def test_without_preemptions_nothing_is_lost() -> None:
 
 
 def test_a_job_that_is_short_comes_to_its_end() -> None:
-    """Evaluation takes no time in a simulation."""
+    """A short job does all its steps; its evaluation takes no time in a simulation."""
     one = job()
     document = {**one.manifest, "spec": {**one.manifest["spec"]}}
     document["spec"]["training"] = {**document["spec"]["training"], "steps": 500, "evaluation": {"everySteps": 100}}
@@ -52,7 +52,7 @@ def test_a_lost_worker_costs_a_pause_and_then_a_slower_pipeline() -> None:
 
 
 def test_workers_with_several_devices_are_lost_as_one() -> None:
-    """Three workers of two devices, 6 layers; later two run all, one with two stages on each device."""
+    """Three workers of two devices run 6 layers. Later two workers run them all, one with two stages on each device."""
     one = job(devices=2)
     calm = run(one, nodes(3), price=2.0).figures
     assert calm.steps == pytest.approx((HOUR - 10) / (0.03 * (6 + 5) + 0.007), rel=0.02)
@@ -71,7 +71,7 @@ def test_with_notice_nobody_waits() -> None:
 
 
 def test_workers_of_one_stage_pipelines_share_what_is_lost() -> None:
-    """One of four pipelines with a single stage and 6 microbatches each is lost: the others run 8 each; no worker
+    """When one of four single-stage pipelines with 6 microbatches each is lost, the others run 8 each, and no worker
     runs 12.
     """
     told: list[str] = []
@@ -106,7 +106,7 @@ def test_two_neighbours_at_once_go_back_to_a_checkpoint() -> None:
 
 
 def test_to_wait_for_nodes_takes_little_computation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For half an hour after all copies of a stage were lost, the coordinator hears a tick every few seconds."""
+    """After all copies of a stage are lost, the coordinator waits half an hour with a tick only every few seconds."""
     heard: list[Event] = []
     step = coordinator.step
 
@@ -123,7 +123,7 @@ def test_to_wait_for_nodes_takes_little_computation(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_small_run_is_always_the_same() -> None:
-    """Golden: if this changes, so do the figures in docs; say why in the commit."""
+    """These figures are golden: if they change, so do the figures in docs; say why in the commit."""
     generation = Generation(nodes=6, hours=6, removal=0.5, addition=0.9, zones=("a", "b"))
     one = job(3, None, elastic={"maxWorkers": 6}, nodePools=[{"name": "spot", "pricePerHour": "1.0"}])
     cases = [(generation, seed) for seed in (1, 2, 3, 4)]
@@ -142,7 +142,7 @@ GOLDEN = [(13, 13, 0, 100000), (9, 11, 0, 100000), (9, 9, 0, 100000), (6, 6, 0, 
     [(4, 1), (4, 4), pytest.param(7, 1, marks=pytest.mark.slow), pytest.param(2, 4, marks=pytest.mark.slow)],
 )
 def test_losses_every_third_of_a_step_do_not_hold_it_for_ever(stages: int, pipelines: int) -> None:
-    """For an hour, steps of 188 s; each worker is replaced after a tenth of one. No step takes four times as long."""
+    """A loss every third of a 188 s step, replaced after a tenth of a step, never makes a step four times as long."""
     document, step, count = manifest(stages, pipelines, 32 * pipelines), 188.0, stages * pipelines
     forward, network = step / (32 + stages - 1) / 3, Network(flow=1e9, machine=2e9, latency=0.001)
     model = profile(stages, network, forward=forward, backward=2 * forward, gradients=10**9, boundary=10**7)

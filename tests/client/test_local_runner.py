@@ -34,7 +34,7 @@ def test_a_lost_worker_is_replaced_after_that_time(seconds: float, steps: int) -
 
 
 def test_a_job_waits_for_recorded_nodes_and_ends_with_a_recording_that_leaves_none(tmp_path: Path) -> None:
-    """The recording stands still until the worker of the first node is ready."""
+    """The recording's time begins when the worker of its first node is ready."""
     (tmp_path / "t.jsonl").write_text(RECORDING)
     with job(1_000_000).run(page=False, preempt=f"nodes:{tmp_path}/t.jsonl") as handle:
         with pytest.raises(bamboo.JobFailed, match=r"none is left at its end; .* of 1000000 steps are done") as told:

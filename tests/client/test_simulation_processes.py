@@ -63,7 +63,7 @@ def running(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
 def test_a_signal_ends_all_processes(tmp_path: Path) -> None:
-    """A terminal sends a signal to the whole group."""
+    """SIGINT for the whole group, as a terminal sends it, ends all processes without a traceback."""
     with running(tmp_path) as process:
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=PATIENCE)
@@ -79,7 +79,7 @@ def naps(seconds: float) -> float:
 
 
 def test_results_that_nobody_wants_end_the_processes() -> None:
-    """Some items are in work then, others wait; pytest fails if a thread raises."""
+    """The caller drops the results while some items are in work and others wait; pytest fails if a thread raises."""
     results = in_processes(naps, [0.0, *[PATIENCE] * 7], 2)
     assert next(results) == 0.0
     del results
@@ -95,7 +95,7 @@ def test_an_exception_of_the_work_is_raised_at_its_item() -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
-    """They end even if the process that started them is killed."""
+    """The worker processes end even if the process that started them is killed."""
     with running(tmp_path) as process:
         process.kill()
         until_there_are(process.pid, 0, 0)

@@ -17,7 +17,9 @@ TRAINING = TrainingSpec(steps=20_000, global_batch_size=4, micro_batch_size=2)
 
 
 def half_of_it_settled(end: float = 10.0) -> JobResult:
-    """Return a run: training begins after 0.5 h, 1000 steps/h on 8 nodes; from 5 h on 500/h on 6, for 1 USD/h each."""
+    """Return a run that trains from 0.5 h on, 1000 steps/h on 8 nodes, and from 5 h on 500 steps/h on 6, at 1 USD/h a
+    node.
+    """
     record = JobRecord(samples=4, begun=HOUR / 2)
     record.paid(5 * HOUR, 8, 8.0)
     record.paid(end * HOUR, 6, 6.0)
@@ -26,14 +28,14 @@ def half_of_it_settled(end: float = 10.0) -> JobResult:
 
 
 def test_the_rest_goes_on_as_after_the_nodes_have_settled() -> None:
-    """7000 steps in 10 h, then 13000 steps at 500 an hour."""
+    """The run does 7000 steps in 10 h; the remaining 13000 steps follow at 500 an hour."""
     found = outcome_of(half_of_it_settled(), "", TRAINING, 5.0)
     assert (found.hours, found.usd) == pytest.approx((10 + 26, 70 + 26 * 6))
 
 
 @pytest.mark.parametrize("settled", [0.0, 9.97, 20.0])
 def test_without_steps_after_that_the_whole_run_is_what_the_rest_is_like(settled: float) -> None:
-    """7000 steps in 9.5 h."""
+    """The estimate extrapolates the whole run, 7000 steps in 9.5 h."""
     result = half_of_it_settled()
     found = outcome_of(result, "", TRAINING, settled)
     assert found.hours == pytest.approx(0.5 + 9.5 * 20 / 7)

@@ -19,7 +19,7 @@ MADE_UP = Market(generation=Generation(nodes=4, removal=0.5, addition=0.9, zones
 
 
 def test_another_seed_begins_elsewhere_in_a_recording() -> None:
-    """The first seed begins at the beginning; all begin at evenly spread places."""
+    """The first seed starts at the recording's beginning; the seeds' starts are spread evenly over the recording."""
     recorded = nodes(2, (600.0, "remove", "n0"), (1900.0, "add", "n2"), duration=HOUR)
     market, spec = Market(recording=recorded), parse_manifest(manifest(2, 1, 6))
     first, second = (market.trace(spec, seed, 2, 900.0) for seed in (1, 2))

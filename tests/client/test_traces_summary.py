@@ -21,5 +21,5 @@ def test_a_summary_counts_removals_and_node_hours() -> None:
 
 
 def test_the_mean_price_is_over_time_and_nodes() -> None:
-    """n1 two hours at 1; n2 half an hour at its zone's first price, then half an hour at 2."""
+    """n1 costs 1 for two hours; n2 costs its zone's first price for half an hour, then 2 for half an hour."""
     assert summarize(parse_trace("t", OWN)).usd_per_hour == pytest.approx((2 * 1 + 1 * 2) / 3)

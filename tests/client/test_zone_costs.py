@@ -16,7 +16,8 @@ BOUNDARY = 10_000  # bytes
 
 
 def over_zones(zones: str, *lost: str) -> Trace:
-    """Return a recording with a node for each letter, in that zone. lost: nodes that are removed at half time."""
+    """Return an hour's recording with a node in each of these zones. zones: letters. lost: nodes removed at half time.
+    """
     first = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone=zone) for i, zone in enumerate(zones)]
     gone = [NodeChange(at=HOUR / 2, change=Change.REMOVE, node=node, zone=zones[int(node[1:])]) for node in lost]
     return make_trace([*first, *gone], duration=HOUR)
@@ -34,12 +35,12 @@ def two_pipelines(policy: str, pipelines: int = 2, **more: Any) -> JobRun:
 
 
 def chosen_grid(policy: str, **topology: int) -> JobRun:
-    """Return a run with a chosen grid of at least two stages and four workers."""
+    """Return a run whose coordinator chooses a grid of at least two stages and at most four workers."""
     return two_pipelines(policy, topology=topology, elastic={"maxWorkers": 4, "minStages": 2})
 
 
 def test_what_crosses_zones_is_counted_and_paid_for() -> None:
-    """Each step sends 6 outputs and gradients over a boundary in 2 pipelines, and 100 bytes a stage."""
+    """In each step 2 pipelines each send 6 outputs and gradients over a boundary, and each stage sends 100 bytes."""
     found = {
         policy: run(two_pipelines(policy), over_zones("ababab"), price=2.0, zone_price=0.5).figures
         for policy in ("Interleave", "ZonePerPipeline", "SingleZone")
@@ -83,7 +84,7 @@ def test_a_pipeline_waits_for_its_zone_and_the_other_one_does_not() -> None:
 
 
 def test_with_a_chosen_grid_nodes_of_all_zones_are_taken_and_pipelines_are_packed() -> None:
-    """The number of pipelines is unknown: no worker is bound to the zone of a pipeline."""
+    """If the coordinator chooses the number of pipelines, no worker is bound to the zone of a pipeline."""
     figures = {
         policy: run(chosen_grid(policy), over_zones("abab"), price=2.0, zone_price=0.5).figures
         for policy in ("Interleave", "ZonePerPipeline")

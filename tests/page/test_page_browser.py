@@ -47,7 +47,7 @@ DRAWN = "document.getElementById('main')?.hidden === false"
 
 
 def page(*, over: bool = False, told: int = 1) -> Document:
-    """Return the document of a job that has everything a page can show. told: number of events."""
+    """Return the document of a job with everything that a page can show. told: number of lost workers' events."""
     record = JobTimeline()
     record.follow(0, StepFigures(None), ())
     taken = takeover(step=2)
@@ -106,7 +106,9 @@ def chrome() -> Iterator[str]:
 
 @asynccontextmanager
 async def served(found: list[Document | int]) -> AsyncIterator[str]:
-    """Serve the newest of these documents to callers with a token, or answer with that status. Yield the address."""
+    """Serve the newest of `found` as a job page, and yield its address: a document, or an error status. Without a
+    token: 401.
+    """
 
     async def state(request: web.Request) -> web.Response:
         newest = found[-1] if bearer(request.headers) else 401

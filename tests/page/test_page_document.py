@@ -131,7 +131,7 @@ def test_without_a_coordinator_the_status_speaks(name: str, tone: str, over: boo
 
 
 def test_a_job_that_has_only_just_been_seen() -> None:
-    """Until its first status is written, its coordinator knows more than its conditions."""
+    """A job without a written status shows as Pending, and then what its coordinator reports."""
     found = looked(look(spec=job()), WHEN)
     assert (found.state.name, found.owners, found.unknown, found.pools) == ("Pending", (), (), ())
     assert (found.live, found.job.steps, found.job.began) == (None, 10, None)
@@ -140,7 +140,7 @@ def test_a_job_that_has_only_just_been_seen() -> None:
 
 
 def test_a_job_that_is_over_shows_from_its_status() -> None:
-    """No worker runs its stages any more, and no node costs anything."""
+    """A job that is over shows no owners of stages, and no workers in its pools."""
     status = written("Complete", training={"step": 10}, plan='{"epoch":2,"pipelines":[["tiny-w0","tiny-w2"]]}')
     found = looked(look(written=status), WHEN)
     assert (found.owners, found.unknown, found.job.epoch) == ((), (NOT_SEEN,), 2)
@@ -153,7 +153,7 @@ def test_a_job_that_is_over_shows_from_its_status() -> None:
 
 
 def test_after_a_restart_what_is_unknown_is_said() -> None:
-    """Until the workers are back, the status gives owners and progress; the past stays unknown."""
+    """Until the workers are back, the page takes owners and progress from the status; the past stays unknown."""
     status = written(training={"step": 300, "steps": 1000}, plan='{"pipelines":[["tiny-w0","tiny-w2"]]}')
     away = replace(said(phase="Recovering"), grid=(), workers=(), step=0)
     found = looked(look(written=status, status=away, record=JobTimeline(Time(WHEN))), WHEN)

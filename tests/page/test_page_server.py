@@ -153,7 +153,7 @@ async def test_a_port_that_is_taken_is_named() -> None:
 
 
 def colours(scheme: str) -> dict[str, str]:
-    """Return the variables of the light or the dark scheme."""
+    """Return the colours of the page's light or dark scheme, by CSS variable."""
     css = (files("bamboo_core.page") / "static/page.css").read_text()
     light, _, rest = css.partition("@media (prefers-color-scheme: dark)")
     found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))
