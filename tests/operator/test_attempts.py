@@ -13,7 +13,7 @@ BUSY, GONE = ApiError(429, "Busy", "later"), ApiError(404, "NotFound", "gone")
 
 
 class Server:
-    """Each call is answered with the next of these errors, and then done."""
+    """An API server whose calls raise the given errors in turn, and then succeed."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors, self.calls = list(errors), 0
@@ -47,7 +47,7 @@ async def test_an_answer_that_is_the_end_of_it_is_returned(error: ApiError, ends
 async def test_a_failure_that_goes_on_is_logged_once_in_a_while(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A quota refuses a job's pods for days, and each is tried every 15 s."""
+    """A call that fails for days, such as a pod that a quota refuses every 15 s, is logged once in a while."""
     now, attempts, refused = 1000.0, ApiAttempts(("team", "tiny")), ApiError(403, "Forbidden", "exceeded quota")
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
 

@@ -120,7 +120,7 @@ def test_a_job_that_does_not_follow_its_newest_manifest_is_degraded():
 @pytest.mark.parametrize("status", [None, said(phase="Recovering")])
 @pytest.mark.parametrize(("pods", "ready"), [(2, ("True", "WorkersReady")), (1, ("False", "WorkersMissing"))])
 def test_an_operator_that_takes_over_vouches_for_nobody_whom_it_has_not_heard(status, pods, ready):
-    """The new operator knows the plan before all workers have reconnected, and knows at once which have no pod."""
+    """A new operator reports Protected only once all workers have reconnected; it sees at once which have no pod."""
     before = seen(said(), pods={"": 2})
     assert {"Protected", "WorkersReady"} <= holding(before).keys()
     for found in (after := seen(status, before, pods={"": pods}), seen(status, after, pods={"": pods})):

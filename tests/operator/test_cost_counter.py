@@ -21,7 +21,7 @@ NO_API: Any = None
 
 
 def placed(seconds: float, **more: Any) -> dict[str, Any]:
-    """A worker's pod that got its node then."""
+    """Return a worker's pod that got its node `seconds` after NOW."""
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(seconds)}
     made = pod(**more)
     made["status"]["conditions"] = [scheduled]
@@ -70,7 +70,7 @@ def test_before_anything_was_counted_nothing_was_left_out() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The present time, in place of the module's `time`."""
+    """Replace the module's `time` by a clock that reads the only value of the returned list."""
     now = [1000.0]
     monkeypatch.setattr(cost_counter, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now

@@ -36,7 +36,7 @@ def edited(**changes: Any) -> dict[str, Any]:
 
 
 class Revisions:
-    """ControllerRevisions of a namespace. failing: names of calls that are refused."""
+    """A fake API of a namespace's ControllerRevisions. failing: names of calls that it refuses."""
 
     def __init__(self) -> None:
         self.there: dict[str, dict[str, Any]] = {}
@@ -71,7 +71,7 @@ def trains(document: dict[str, Any]) -> str:
 
 
 class One:
-    """refusals: of a pod's dry run, in turn; then it is allowed."""
+    """A job's `EffectiveSpec` at a fake API server. refusals: of a pod's dry run, in turn; then it is allowed."""
 
     def __init__(self, document: dict[str, Any], *refusals: Exception, plan: str = "", **more: Any) -> None:
         self.api: Any = Revisions()
@@ -162,7 +162,7 @@ async def test_without_its_namespace_a_job_is_gone() -> None:
 
 
 async def test_workers_go_on_with_what_was_accepted_whatever_the_manifest_says_by_now() -> None:
-    """Another operator takes over after an edit of a fixed field; no pod is tried."""
+    """An operator that takes over after an edit of a fixed field keeps the accepted value, and tries no pod."""
     newest = edited(task={"config": {"a": 1}}, standby={"workers": 2})
     one = One(newest, plan=trains(edited()))
     earlier = AcceptedManifest(JobIdentity(KEY, "u1"), one.api)
@@ -328,7 +328,7 @@ async def test_whatever_fails_the_newest_is_recalled(failing: str) -> None:
 
 
 async def test_what_was_accepted_of_an_earlier_training_is_not_recalled() -> None:
-    """The job was suspended, edited and resumed; the manifest of its new workers could not be written."""
+    """A manifest accepted before a suspension and an edit is not recalled, even if the new one was never written."""
     api: Any = Revisions()
     first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     first.accept(edited(), 1)

@@ -30,7 +30,7 @@ def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
 
 
 async def test_of_a_job_that_a_finalizer_keeps_nothing_runs_by_its_status() -> None:
-    """The operator stops the job's workers at once."""
+    """The operator stops the workers of a job that only a finalizer keeps, and its status says that it does not run."""
     server = Server()
     async with managed(server) as jobs:
         job_event(jobs, "ADDED", body("u1"))
@@ -53,7 +53,7 @@ RAN = [
 
 
 async def test_of_a_job_that_is_deleted_while_no_operator_is_active_nothing_runs_by_its_status() -> None:
-    """The operator lists such a job when it starts, and hears of its own write."""
+    """A starting operator lists the deleted job, and writes its status once, though it hears of its own write."""
     server = Server()
     async with managed(server) as jobs:
         deleted = body("u1")

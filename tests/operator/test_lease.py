@@ -142,7 +142,7 @@ class LeaseSimulation:
         return self.api.all("pods")
 
     def start(self, name: str) -> "Process":
-        """Starts an operator in a pod of that name."""
+        """Start an operator in a pod of that name, and return its process."""
         self.api.put("pods", {"metadata": {"name": name}, "status": {"phase": "Running"}})
         self.processes.append(Process(self, name))
         return self.processes[-1]
@@ -160,7 +160,7 @@ class LeaseSimulation:
         self.now = end
 
     async def _settle(self) -> None:
-        """Runs until all wait for the clock."""
+        """Let all processes run until they wait for the clock, and make the checks."""
         for _ in range(20):
             await asyncio.sleep(0)
         for check in self.checks:
@@ -190,7 +190,7 @@ class Process:
         return Lease(self, PLACE, self.name, clock=lambda: self.simulation.now, sleep=self.sleep)
 
     async def _live(self) -> None:
-        """Lives as a process does in a container that is started again whenever it ends."""
+        """Run as the process of a container that is started again whenever it ends."""
         while True:
             self.lease = self._lease()
             await self.lease.acquire()
@@ -213,7 +213,7 @@ class Process:
 
     @property
     def in_its_pod(self) -> bool:
-        """Whether its pod exists and is not being deleted."""
+        """Whether the operator's pod exists and is not being deleted."""
         pod = self.simulation.pods.get(self.name)
         return pod is not None and "deletionTimestamp" not in pod["metadata"]
 
@@ -222,12 +222,12 @@ class Process:
         await asyncio.gather(self.task, return_exceptions=True)
 
     async def again(self) -> None:
-        """The container dies and is started again."""
+        """End the container's process and start it again."""
         await self.kill()
         self.task = asyncio.create_task(self._live())
 
     async def end(self) -> None:
-        """Ends the process as SIGTERM does."""
+        """End the process as SIGTERM does."""
         await self.kill()
         with contextlib.suppress(ClusterUnreachable, ApiError):
             await self.lease.release()
@@ -242,7 +242,7 @@ class Process:
         self.cut, self.disturbed = cut, self.simulation.now
 
     async def meet(self, action: str) -> None:
-        """Apply an action to the operator, where it is possible."""
+        """Apply a named action to the operator, if it is possible in the operator's state."""
         match action:
             case "again" if self.in_its_pod:
                 await self.again()
@@ -297,7 +297,7 @@ class Process:
 
 @contextlib.asynccontextmanager
 async def two() -> AsyncIterator[tuple[LeaseSimulation, Process, Process]]:
-    """The first one works, the second one waits."""
+    """Yield a simulation of two operators: the first one works, and the second one waits for the Lease."""
     simulation = LeaseSimulation()
     first = simulation.start("first")
     await simulation.run(1)

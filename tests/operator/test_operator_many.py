@@ -62,9 +62,9 @@ def late_pod(job: str, uid: str) -> Object:
 
 
 class ManyJobs:
-    """Many jobs created at once, whose image no node can pull. Times of the first event of each job are by its name.
+    """A simulation of many jobs, created at once, whose image no node can pull.
 
-    refused: when a pod's status showed the problem. told: when the job's status did. stuck: the liveness problems.
+    refused, told: the time, by job, at which a pod's status, and the job's, first showed it. stuck: liveness problems.
     """
 
     def __init__(self, loop: VirtualLoop, slowness: float = SLOWNESS, *, suspended: bool = False) -> None:
@@ -123,7 +123,7 @@ class ManyJobs:
                 self.told.setdefault(name, self._loop.time())
 
     def _refuse(self, pod: Object, count: int) -> None:
-        """Refuses an image as a kubelet does: it tries, waits, and tries again."""
+        """Report a refused image as a kubelet does: the failed pull and the back-off, in turn."""
         pulled = f"ErrImagePull: {ERROR}"
         reason, message = (
             ("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": {pulled}')
@@ -174,7 +174,7 @@ async def notices(burst: Burst, loop: VirtualLoop, seconds: float) -> None:
 def test_while_workers_are_taken_away_decisions_come_first(
     monkeypatch: pytest.MonkeyPatch, seconds: float, first: float
 ) -> None:
-    """Pods follow after the burst of preemptions; but a long burst delays nothing."""
+    """The operator creates pods after a short burst of preemptions, but does not wait for the end of a long one."""
 
     async def both(simulated: ManyJobs, loop: VirtualLoop) -> None:
         await asyncio.gather(simulated.run(JOBS, 10.0), notices(simulated.burst, loop, seconds))

@@ -106,7 +106,7 @@ async def test_one_of_several_is_ready_while_another_works_and_says_so_by_no_lab
 
 
 class SlowPods:
-    """The pods of an API server that does not answer while `away`. labels: by pod."""
+    """The pods of an API server that does not answer while `away`. labels: the label's value, by pod."""
 
     def __init__(self) -> None:
         self.labels: dict[str, str | None] = {}
@@ -119,7 +119,7 @@ class SlowPods:
 
 
 async def test_who_has_given_up_labels_itself_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator loses the Lease while the API server does not answer; another operator works when it does again."""
+    """An operator that has lost the Lease writes no label, even if the API server answers again: another one works."""
     monkeypatch.setattr("bamboo_operator.kube.attempts.FIRST_RETRY", 0.01)
     pods = SlowPods()
     label = ActiveLabel(pods, PLACE, "me")
@@ -154,7 +154,7 @@ KINDS = {
 
 
 class ApiServer:
-    """An API server with empty lists, whose watches report only changes of the CRD. told: whether they report these."""
+    """An API server whose lists are empty, and whose watches report changes of the CRD if `told`, but nothing else."""
 
     def __init__(self, *, served: bool, told: bool = True) -> None:
         self.served, self.told = served, told

@@ -1,4 +1,4 @@
-"""Pods of a coordinator: none is awaited without end or created twice, and each end of one is understood."""
+"""A coordinator's pods: the operator waits for none without end, creates none twice, and knows why each one ended."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ pytest_plugins = ["pod_controller_kit"]
 
 
 def copied(place: Place) -> Place:
-    """The same pods, as another operator finds them, or another training of the job."""
+    """Return a server with the same pods, as another operator, or another training of the job, finds them."""
     other = Place()
     for pod in place.pods.values():
         other.put(pod, pod["metadata"]["uid"])
@@ -35,7 +35,7 @@ def copied(place: Place) -> Place:
 
 
 async def test_a_pod_that_goes_when_a_coordinator_begins_is_replaced(begin: Callable[..., Job]) -> None:
-    """A job that is suspended and resumed at once may have such a pod."""
+    """A job that is suspended and resumed at once may have a pod that ends while its coordinator starts."""
     first = Place()
     await begin(first).reconciles()
     place = copied(first)
@@ -70,7 +70,7 @@ async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
 
 @pytest.mark.parametrize("resumed", [True, False])
 async def test_a_pod_that_never_goes_is_replaced(begin: Callable[..., Job], resumed: bool) -> None:
-    """On a node that hangs, nothing ends the pod."""
+    """On a node that hangs nothing ends the pod, so the operator does not wait for its end."""
     first = Place()
     await begin(first).reconciles()
     place = copied(first)
@@ -94,7 +94,7 @@ def _running(started: Job) -> CoordinatorState:
 
 @pytest.mark.parametrize("told", [True, False])
 async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callable[..., Job], told: bool) -> None:
-    """A worker that missed the suspension would bring its old plan. told: the watch reported its deletion."""
+    """A worker that missed the suspension is lost: it brings its old plan. told: the watch reported its deletion."""
     first = Place()
     suspended = begin(first)
     await suspended.reconciles()
@@ -116,7 +116,7 @@ async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callab
 
 
 async def test_workers_that_cannot_reach_a_restarted_operator_are_left_alone(begin: Callable[..., Job]) -> None:
-    """They train on. The user has to find out why they cannot connect."""
+    """The workers train on. The operator reports them, so that the user finds out why they cannot connect."""
     first = Place()
     await begin(first).reconciles()
     place = copied(first)
@@ -149,7 +149,7 @@ async def test_another_operator_is_told_of_every_worker_that_was_declared_lost(b
 async def test_a_worker_that_goes_by_order_while_operators_change_was_not_preempted(
     begin: Callable[..., Job], joined: bool
 ) -> None:
-    """Its pod is deleted, and another operator begins before it is gone."""
+    """One operator deletes a worker's pod, and another begins before it is gone: that is no preemption."""
     first = Place()
     first.kubelets = False
     started = begin(first, standby={"workers": 1})
@@ -178,7 +178,7 @@ async def test_a_worker_that_goes_by_order_while_operators_change_was_not_preemp
 async def test_a_worker_that_goes_after_a_notice_while_operators_change_was_preempted_once(
     begin: Callable[..., Job], comes_back: bool
 ) -> None:
-    """The earlier operator counted the preemption when somebody deleted the pod."""
+    """The earlier operator counts the preemption when somebody deletes the pod, and its successor does not."""
     first = Place()
     started = begin(first, standby={"workers": 1})
     await started.reconciles()
@@ -235,7 +235,7 @@ async def missed(job: Job, name: str) -> None:
 async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_away(
     begin: Callable[..., Job],
 ) -> None:
-    """A pod that others delete, or that ends with its node, counts as disrupted."""
+    """Only a pod that others delete, or that ends with its node, counts as disrupted."""
     place = Place()
     job = begin(place, standby={"workers": 1})
     await job.reconciles()
@@ -255,7 +255,7 @@ async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_
 async def test_an_operator_that_comes_later_does_not_count_again_what_ended_before_training(
     begin: Callable[..., Job],
 ) -> None:
-    """The pods of the last workers that failed stay, for their logs."""
+    """Pods of failed workers stay, for their logs; a later operator does not count these failures again."""
     place = Place()
     first = begin(place)
     await first.reconciles()

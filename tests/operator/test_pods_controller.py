@@ -20,7 +20,7 @@ GATED = {"template": {"spec": {"schedulingGates": [GATE]}}}
 
 
 async def test_who_trains_is_not_taken_for_one_that_finds_no_node(begin: Callable[..., Job]) -> None:
-    """The pod is as it was when the watch was interrupted: without a node."""
+    """While the watch is interrupted a training worker's pod still shows no node; the operator leaves it alone."""
     place = Place()
     training = begin(place, nodePools=POOLS)
     await training.reconciles()

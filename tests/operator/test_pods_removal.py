@@ -38,7 +38,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(api: Any) -> tuple[PodRemoval, JobPods, ClusterIndices, list[str]]:
-    """A job with a pod that runs and one that has ended."""
+    """Return the removal of a job's pods, one running and one ended, with the pods, the indices and the pods' names."""
     cluster, names = ClusterIndices(), []
     for number, phase in enumerate(("Running", "Succeeded")):
         pod = stored(number, phase=phase)
@@ -85,7 +85,7 @@ async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypa
 
 
 async def test_nobody_waits_for_a_worker_that_no_node_runs() -> None:
-    """The pod would keep its seat from other jobs."""
+    """The removal does not wait for a pod without a node, which would only keep its seat from other jobs."""
     ended, pods, cluster, names = made(Deletions())
     pod_event(cluster, "MODIFIED", {**cluster.pods(KEY, JOB_UID)[names[0]], "status": {"phase": "Pending"}})
     looks = list[int]()

@@ -49,7 +49,7 @@ def obey(running: Job) -> None:
 
 
 def arrive(running: Job, platform: Platform | None = None) -> None:
-    """Pods that have been made get a node, and their workers come."""
+    """Give every new pod a node, and let its worker connect."""
     for name, pod in list(running.place.pods.items()):
         if "status" not in pod:
             running.place.run(name, 0.0)
@@ -67,7 +67,7 @@ async def training(begin: Callable[..., Job], place: Place, **spec: Any) -> Job:
 
 
 async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
-    """Time passes; how many workers were ready after each turn."""
+    """Let time pass, and return the number of ready workers after each turn. comes: whether new workers connect."""
     ready = []
     for _ in range(count):
         await running.reconciles(2.0, 1)
@@ -81,7 +81,7 @@ async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
 async def test_an_outdated_worker_that_begins_to_train_within_a_reconciliation_keeps_its_pod(
     begin: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a slow API server seconds may pass between the look at the workers and the deletion of a late one."""
+    """A slow API server may take seconds between the look at the workers and the deletion of a late one."""
     place = Place()
     running = begin(place, worker=FIRST, training=LONG, standby={"workers": 0})
     await running.reconciles()

@@ -124,7 +124,7 @@ def test_what_gets_it_going_again(change: str) -> None:
 
 
 def test_the_time_in_which_nobody_waits_for_a_new_worker_does_not_count() -> None:
-    """The rollout waits for something else, for example, while stages are copied after a loss."""
+    """Time in which the rollout waits for something else, such as copies of stages after a loss, does not count."""
     record = record_of(view(old(0), old(1)))
     for now in range(0, 10_000, 100):
         record = record_of(view(old(0), old(1), held=False), record, now)
@@ -141,7 +141,7 @@ def test_another_operator_goes_on_where_the_one_before_it_was() -> None:
 
 
 class Cluster:
-    """Workers that come and go as the decisions say. broken: new ones never become ready."""
+    """A cluster whose workers come and go as the decisions say. broken: new workers never become ready."""
 
     def __init__(self, size: int, *, broken: bool) -> None:
         self.workers = {f"w{n}": old(n) for n in range(size)}

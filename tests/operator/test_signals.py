@@ -209,7 +209,7 @@ PREEMPTED = "WorkloadEvictedDueToPreempted"
 
 
 def preempted(**pod_of):
-    """By Kueue, which sets a condition of its own and then deletes the pod as any user."""
+    """Return a pod preempted by Kueue, which sets a condition of its own and deletes the pod as any user does."""
     return pod(target=PREEMPTED, target_at=at(-9), condition="TerminationTarget", **pod_of)
 
 

@@ -35,7 +35,7 @@ class Api:
 
 
 async def test_a_field_whose_write_was_not_answered_is_removed_too() -> None:
-    """Another operator would take the plan for that of workers that train."""
+    """Otherwise another operator would take the written plan for the plan of workers that train."""
     api = Api()
     writer = StatusWriter(JOB, {}, api)  # type: ignore[arg-type]
     await writer.write(facts(spec=job()), None)
@@ -65,7 +65,7 @@ async def test_what_may_have_been_written_is_written_over_though_nothing_has_cha
 
 
 def test_a_job_counts_as_suspended_once_its_workers_were_told_to_stop() -> None:
-    """The workers of a job that still has a plan train on until their state is saved."""
+    """A job that still has a plan does not count as suspended: its workers train until their state is saved."""
     resting = job_status(None, BambooJobStatus(), facts(spec=replace(job(), suspend=True)))
     saving = msgspec.structs.replace(resting, plan='{"epoch":1}')
     found = [StatusWriter(JOB, written(one), Api()) for one in (BambooJobStatus(), saving, resting)]  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ def pod(phase: str) -> dict[str, Any]:
 
 
 async def test_of_a_job_its_edits_are_handled_and_its_deletion() -> None:
-    """The handlers write nothing into the job."""
+    """The handlers get a job's edits and its deletion, but no changes of its status, and write nothing into the job."""
     shared = shared_for(KubeApi(Server()))
     jobs = Recorded(shared)
     kopfs = Kopf(jobs, shared)
@@ -105,7 +105,7 @@ async def test_of_a_job_its_edits_are_handled_and_its_deletion() -> None:
 
 
 async def test_pods_and_nodes_are_in_the_indices_when_jobs_hear_of_them() -> None:
-    """kopf copies none of them, and a heartbeat of the kubelet is no news."""
+    """kopf copies no pods and nodes, and a heartbeat of the kubelet does not count as a change."""
     shared = shared_for(KubeApi(Server()))
     jobs, cluster, heard = Recorded(shared), shared.cluster, Heard()
     kopfs = Kopf(jobs, shared)

@@ -43,7 +43,7 @@ async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monke
 
 
 def pod_of(job: str, name: str, uid: str) -> dict[str, Any]:
-    """job: its uid."""
+    """Return a running worker's pod. job: the UID of its job."""
     owner = {"kind": "BambooJob", "uid": job, "controller": True}
     labels = {"bamboo.dev/job-name": JOB[1]}
     metadata = {"name": name, "namespace": JOB[0], "uid": uid, "labels": labels, "ownerReferences": [owner]}
@@ -51,7 +51,7 @@ def pod_of(job: str, name: str, uid: str) -> dict[str, Any]:
 
 
 async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None:
-    """The gateway tells them only as long as the operator looks after the job."""
+    """The gateway sends these workers a Stop, as long as the operator looks after the job."""
     cluster = ClusterIndices()
     pod_event(cluster, "ADDED", pod_of("u-job", "job-w0", "u0"))
     async with house() as place:
@@ -85,7 +85,7 @@ async def test_more_workers_than_there_are_descriptors_for_come_again_later(capl
 
 
 async def test_workers_of_a_deleted_job_are_stopped_and_workers_of_a_new_job_of_its_name_are_not() -> None:
-    """The new job's path is not open yet: a worker that is refused or stopped would end."""
+    """While a new job's path is not open, its workers are neither stopped nor refused, which would end them."""
     cluster = ClusterIndices()
     uids = {"u-old": "u0", "u-deleting": "u1", "u-new": "u2", "u-managed": "u3"}
     for number, (job, uid) in enumerate(uids.items()):

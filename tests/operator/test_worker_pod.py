@@ -24,7 +24,7 @@ from operator_kit import GPU, JOB_UID, POOLS, SETTINGS, TEMPLATE, check_pod, job
 
 
 def restricted(pod):
-    """The restricted Pod Security Standard, as far as these pods touch it."""
+    """Check the pod by the restricted Pod Security Standard, as far as it concerns workers' pods."""
     spec = pod["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -307,9 +307,7 @@ def test_pods_that_share_nodes_ask_for_nodes_that_have_some_already():
 
 @pytest.mark.parametrize("policy", list(SpreadPolicy))
 def test_a_node_never_gets_more_of_a_jobs_pods_than_it_has_room_for(policy):
-    """While there are fewer nodes than minDomains, the emptiest counts as empty: the skew is the number of pods on a
-    node.
-    """
+    """With fewer nodes than minDomains the scheduler counts the minimum as 0, so maxSkew bounds each node's pods."""
     alone = render({"spread": {"policy": policy.value}})["spec"].get("topologySpreadConstraints", [])
     assert all(one["whenUnsatisfiable"] == "ScheduleAnyway" for one in alone)
     pod = render({"spread": {"workersPerNode": 4, "policy": policy.value}})
@@ -326,7 +324,7 @@ def test_a_node_never_gets_more_of_a_jobs_pods_than_it_has_room_for(policy):
 
 
 def test_pods_are_made_in_as_many_groups_as_there_are_pipelines():
-    """Each group keeps to a zone, away from the others'; and it gets the next pod if one of its own is gone."""
+    """Each group's pods share a zone, apart from other groups; a group that has lost a pod gets the next one."""
     wanted = job(spread={"policy": "ZonePerPipeline"}, topology={"stages": 2, "pipelines": 2})
     pods = {}
     for number in range(4):
@@ -344,7 +342,7 @@ def test_pods_are_made_in_as_many_groups_as_there_are_pipelines():
 
 
 def test_pods_of_a_grid_that_is_chosen_are_in_no_group():
-    """The number of pipelines is unknown; with one pipeline at most, all pods stay together."""
+    """Without a known number of pipelines pods have no zone group; with one pipeline at most, all share one."""
     topology, elastic = {}, {"maxWorkers": 8}
     chosen = render({"spread": {"policy": "ZonePerPipeline"}, "topology": topology, "elastic": elastic})
     mixed = render({"spread": {"policy": "Interleave"}, "topology": topology, "elastic": elastic})
