@@ -26,7 +26,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}  # for the ope
 
 @pytest.fixture
 def release(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Install]:
-    """A function that makes releases, not installed yet, with names of their own, on a cluster without the CRD."""
+    """Return a function that makes releases, not installed yet, with names of their own, in a cluster without CRD."""
     if cluster.folder is None:
         pytest.skip("these tests delete the CRD: they are for the test cluster only")
     try:
@@ -117,7 +117,7 @@ def test_the_life_of_a_release(release: Install, cluster: Cluster, namespace: st
 def test_an_operator_of_one_namespace_has_rights_there_alone_and_so_have_users(
     release: Install, cluster: Cluster, namespace: str
 ) -> None:
-    """The operator works with these rights. The release's upgrade renews certificate and CRD; both go with it."""
+    """The operator works with these rights. An upgrade renews certificate and CRD, and the removal deletes both."""
     other = f"{namespace}-other"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
     try:
@@ -249,7 +249,7 @@ def applied(release: Release, job: Job) -> None:
 def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
     release: Install, shell: Shell, tmp_path: Path, major: str, server_side: bool
 ) -> None:
-    """The commands are those of docs/upgrade.md."""
+    """A release adopts a CRD of kubectl by the commands of docs/upgrade.md."""
     bamboo = release(major)
     job = made_by_kubectl(bamboo, shell, tmp_path)
     commands = documented("**A CRD that kubectl has made**")

@@ -56,7 +56,7 @@ else:
 @pytest.mark.parametrize("end", ["stop", "SIGKILL"])
 @pytest.mark.skipif("KUBECONFIG" in os.environ, reason="about the test cluster only")
 def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
-    """The cluster is stopped, or the process that started it dies."""
+    """Nothing of the cluster remains after it is stopped, or after the process that started it dies."""
     mark = f"{end}-{os.getpid()}"
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, mark, end],

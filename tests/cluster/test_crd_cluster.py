@@ -24,7 +24,7 @@ AT_ONCE = 8
 
 @pytest.fixture
 def jobs(installed: Cluster, namespace: str) -> str:
-    """The path of the namespace's jobs, on a server that knows rules; no operator watches it."""
+    """Return the URL path of the namespace's jobs, on a server that knows CEL rules; no operator watches them."""
     if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("the API server is older than what Bamboo supports")
     return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
@@ -42,7 +42,7 @@ def refusal(cluster: Cluster, method: str, path: str, body: Json) -> str:
 
 
 def differences(cases: Iterable[Callable[[], str]]) -> list[str]:
-    """Return what the cases return, without the empty texts; some run at a time."""
+    """Run the cases, several at a time, and return their results, without empty ones."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return [found for found in pool.map(lambda case: case(), cases) if found]
 
@@ -58,8 +58,8 @@ def users(document: Json, name: Any = None) -> Json:
 
 
 def difference(expected: list[str], server: str) -> str:
-    """Compare the evaluator with the server: yes or no for a wrong value, the sentences of broken rules. "" if
-    equal.
+    """Return how the server's verdict, or its sentences about broken rules, differ from the evaluator's; "" if they
+    agree.
     """
     if bool(expected) != bool(server):
         return f"the evaluator says {expected or 'yes'}, the server {server or 'yes'}"
@@ -79,7 +79,7 @@ def test_the_server_and_the_parser_refuse_the_same_new_objects(installed: Cluste
 
 
 def test_the_server_and_the_parser_refuse_the_same_edits(installed: Cluster, jobs: str) -> None:
-    """Old and new objects are each running and suspended."""
+    """The old and the new object are each tried as running and as suspended."""
 
     def case(old: Json, path: str, new: Json) -> str:
         body = {**new, "metadata": old["metadata"]}

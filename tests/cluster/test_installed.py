@@ -58,7 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def of(image: str) -> Json:
-    """Return an image as the chart's values name it."""
+    """Return an image's repository and tag, as the chart's values name them."""
     repository, _, tag = image.rpartition(":")
     return {"repository": repository, "tag": tag}
 
@@ -106,7 +106,7 @@ def restrict(cluster: Cluster, namespace: str) -> None:
 
 
 def test_a_job_loses_a_worker_and_a_node_and_no_bit(cluster: Cluster, namespace: str) -> None:
-    """The second loss is that of a pod where nodes cannot be made to fail."""
+    """Where nodes cannot be made to fail, the second loss is a pod's."""
     restrict(cluster, namespace)
     disturbed = Job(cluster.api, namespace, slowed(cluster, namespace, "disturbed", standby={"workers": 1}))
     disturbed.step(5, SECONDS)
@@ -133,7 +133,7 @@ def lose_pod(cluster: Cluster, job: Job) -> None:
 
 
 def whole_after_losses(count: int) -> Callable[[Json], bool]:
-    """Return a condition: that many workers were lost, and each stage has a second copy again."""
+    """Return a condition: `count` workers were lost, and each stage has a second copy again."""
     return lambda status: status["preemptions"] >= count and condition(status, "Protected").get("status") == "True"
 
 

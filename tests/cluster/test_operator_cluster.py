@@ -182,7 +182,7 @@ def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Ope
 
 @pytest.mark.slow
 def test_a_job_is_deleted_without_its_pods(installed: Cluster, namespace: str, operator: Operator) -> None:
-    """The garbage collector patches all objects of the job; workers train on until an operator is back."""
+    """The job is deleted with propagationPolicy Orphan; its workers train on until an operator is back."""
     document = small("orphaning")
     document["spec"]["task"]["config"]["learningRate"] = 1e-7
     (container,) = document["spec"]["worker"]["template"]["spec"]["containers"]

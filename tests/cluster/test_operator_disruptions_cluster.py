@@ -133,12 +133,12 @@ def ungate(job: Job) -> None:
 
 
 def joined(job: Job) -> set[str]:
-    """Return all workers that have ever joined."""
+    """Return the workers that have ever joined, by the job's events."""
     return {message.split()[0] for reason, message in job.events() if reason == "WorkerJoined"}
 
 
 def left(job: Job, workers: list[str], reason: str, preemptions: int) -> None:
-    """Check that the workers had a notice for that reason, and that the job is whole again without them."""
+    """Check that the workers had a notice with this reason, and that the job is whole again without them."""
     assert job.told(reason).startswith(tuple(f"{worker}: " for worker in workers))
     job.until_pods(lambda pods: not pods.keys() & set(workers) and len(pods) == 3)
     ungate(job)

@@ -51,7 +51,7 @@ def test_a_job_waits_for_capacity_and_says_so(installed: Cluster, namespace: str
 def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
-    """All pods are lost at once, and later, in a suspension, all pods and the coordinator's memory. The claim also
+    """The job loses all pods at once, and later, in a suspension, all pods and the coordinator's memory. The claim also
     keeps the final weights.
     """
     checkpoint = {"storage": claimed(installed, namespace), "everySteps": 1}

@@ -36,7 +36,7 @@ def client(installed: Cluster, namespace: str, operator: Operator) -> bamboo.Cli
 
 @pytest.fixture
 def store() -> Iterator[str]:
-    """A folder that all pods see, as they have a /tmp of their own."""
+    """Yield the URI of a folder that all pods see, outside of /tmp, which each pod has for itself."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder).as_uri()
 

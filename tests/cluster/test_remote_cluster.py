@@ -78,7 +78,7 @@ def shell(installed: Cluster, namespace: str, tmp_path: Path) -> Shell:
 
 
 class Submitted(Job):
-    """A job that already exists."""
+    """A job that a command has already created."""
 
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
         self.api, self.namespace, self.name = cluster.api, namespace, name
@@ -151,7 +151,7 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
 
 
 def _until(process: "subprocess.Popen[str]", pattern: str, seconds: float = 90) -> str:
-    """Return the first line that matches."""
+    """Return the process's first line of output that matches. Raises AssertionError after `seconds`."""
     assert process.stdout is not None
     end, seen = time.monotonic() + seconds, []
     while time.monotonic() < end and (line := process.stdout.readline()):
