@@ -31,7 +31,7 @@ def call(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The wheels, built from the source distributions."""
+    """Build the wheels from the source distributions, and return their paths."""
     folder = tmp_path_factory.mktemp("dist")
     for name in ("core", "client", "trainer", "operator"):
         call(sys.executable, "-m", "build", "--no-isolation", "-q", "-o", folder, ROOT / name, cwd=folder)
@@ -41,7 +41,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheels; dependencies come from this environment."""
+    """Install the wheels into a fresh environment that shares the dependencies, and return its folder of programs."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     programs = folder / "venv" / "bin"

@@ -58,7 +58,7 @@ PARENTS = {"bamboo_core": "core", "bamboo": "client", "bamboo_trainer": "trainer
 
 
 def named_code(page: Path) -> Iterator[tuple[Path, str]]:
-    """Yield every `path.py` of a line, with each `function()` up to the next path; "" for the file alone."""
+    """Yield each `path.py` of a line with each `function()` named after it; "" for the file alone."""
     for line in page.read_text().splitlines():
         file: Path | None = None
         for span in re.findall(r"`([^`]+)`", line):

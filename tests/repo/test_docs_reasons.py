@@ -60,7 +60,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _given(tree: ast.Module, file: str) -> Iterator[str]:
-    """Yield the texts in calls that take a reason."""
+    """Yield the reasons: the texts that calls of a file pass as a reason."""
     for call in ast.walk(tree):
         if isinstance(call, ast.Call):
             called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")

@@ -71,7 +71,7 @@ def test_what_the_pages_show_is_valid(page: str, least: int) -> None:
 
 
 def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed(tmp_path: Path) -> None:
-    """Its module is beside the manifest, and found before one in the current folder."""
+    """The model's module is beside the manifest, and found before one in the current folder."""
     job = shorter("own-model.yaml", tmp_path, steps=STEPS, globalBatchSize=32, microBatchSize=8)
     shutil.copy(EXAMPLES / "own_model.py", tmp_path)
     elsewhere = tmp_path / "elsewhere"
@@ -93,7 +93,7 @@ def test_its_mistakes_are_told_in_a_sentence() -> None:
 
 
 def test_the_example_of_ones_own_model_learns() -> None:
-    """It trains in one process, in plain PyTorch, as the page advises."""
+    """The example trains in one process, in plain PyTorch, as the page advises."""
     task = load_task("own_model:build", {"width": 32, "blocks": 1, "length": 6, "dropout": 0.0})
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=2, micro_batch_size=32)
     losses, _ = reference.train(task, config, 40)

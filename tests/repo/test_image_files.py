@@ -42,7 +42,7 @@ def test_a_workflows_commands_are_bash_and_its_targets_exist(path: Path) -> None
 
 
 def test_what_a_change_does_not_run_runs_every_night() -> None:
-    """Tests that repeat random faults are excepted. All tests of the images are slow."""
+    """`make test` and the nightly `make slow` run all tests, those of the images too, except soak tests."""
     chosen = re.findall(r'pytest -q -m "(.+?)"', (ROOT / "Makefile").read_text())
     assert chosen == ["not slow and not soak", "slow and not soak"]
     (job,) = load(ROOT / ".github/workflows/slow.yaml")["jobs"].values()

@@ -72,7 +72,7 @@ def test_every_room_says_in_one_sentence_what_it_is_for() -> None:
 def names_of_tests(folder: str) -> set[str]:
     """Return the names that tests of modules may begin with: `module`, and `room_module` or `distribution_module`.
 
-    A folder with the name of a distribution has tests of that distribution's modules, another folder of any.
+    A folder named after a distribution has tests of that distribution's modules; other folders have tests of any.
     """
     found = set()
     for distribution, file in modules():
