@@ -27,9 +27,7 @@ def test_restarts_do_the_work_since_the_checkpoint_again() -> None:
 
 
 def test_restarts_grow_right_after_a_checkpoint_if_that_pays() -> None:
-    """c and d come at 95 s. The job restarts with them at 115 s, when the checkpoint of 110 s (80 s of training) is
-    safe.
-    """
+    """c and d come at 95 s and join at 115 s, once the checkpoint of 110 s (80 s of training) is safe."""
     saving = Saving(every=20.0, pause=0.0, delay=5.0)
     changes = ((0.0, "a b", ""), (95.0, "c d", ""))
     found = run(Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9), *changes, duration=200)
@@ -49,9 +47,7 @@ def test_morphing_chooses_the_stages_anew() -> None:
 
 
 def test_torchrun_begins_anew_for_every_node_that_comes() -> None:
-    """A pipeline of two stages has no use for c; still torchrun stops it from 100 to 130 s, and repeats 10 s of
-    training.
-    """
+    """A pipeline of two stages has no use for c; still torchrun stops it for 30 s, and repeats 10 s of training."""
     saving = Saving(every=20.0, pause=0.0, delay=5.0)
     changes = ((0.0, "a b", ""), (100.0, "c", ""))
     at_once = Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9, at_every_change=True)
@@ -62,9 +58,7 @@ def test_torchrun_begins_anew_for_every_node_that_comes() -> None:
 
 
 def test_a_fixed_grid_waits_until_a_lost_node_is_replaced() -> None:
-    """On a 2x2 grid the job trains 0.8 samples/s from 30 s on. It loses b at 100 s, with 60 of 70 s safe; e comes at
-    150 s.
-    """
+    """The job trains 0.8 samples/s from 30 s on. It loses b at 100 s, with 60 of 70 s safe, and waits for e."""
     saving = Saving(every=20.0, pause=0.0, delay=5.0)
     policy = Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9, fixed=Grid(2, 2))
     found = run(policy, (0, "a b c d", ""), (100, "", "b"), (150, "e", ""), duration=300)
@@ -75,9 +69,7 @@ def test_a_fixed_grid_waits_until_a_lost_node_is_replaced() -> None:
 
 
 def test_memory_checkpoints_replay_a_window_with_a_spare_node() -> None:
-    """A stage's 20 bytes take two steps of 18 s at 0.6 bytes/s, so a window has two steps; a replay repeats 1.5
-    windows.
-    """
+    """A stage's 20 bytes take two steps of 18 s at 0.6 bytes/s, a window; a replay repeats 1.5 windows."""
     costs = costs_of(profile(state=10, flow=0.6, memory=10**6), 8)
     policy = MemoryCheckpoints(costs=costs, stages=2, saving=NEVER)
     assert policy.window(Grid(2, 1)) == 2
@@ -90,8 +82,7 @@ def test_memory_checkpoints_replay_a_window_with_a_spare_node() -> None:
 
 
 def test_a_quorum_goes_on_without_the_replica_that_lost_a_node() -> None:
-    """The spare e completes b's replica, which returns after the detection, a regroup, a rendezvous and a last regroup.
-    """
+    """The spare e completes b's replica, which returns after detection, a regroup, a rendezvous and a regroup."""
     policy = Quorum(costs=COSTS, grid=Grid(2, 2), saving=NEVER)
     found = run(policy, (0, "a b c d e", ""), (100, "", "b"), duration=200)
     assert found.samples == pytest.approx(70 * 0.8 - 4 + RENDEZVOUS * 0.4 + (200 - 151) * 0.8)
@@ -115,9 +106,7 @@ def test_rerouting_goes_back_if_a_stage_has_nobody_left() -> None:
 
 
 def test_templates_use_all_nodes_and_lose_the_step() -> None:
-    """Five nodes form pipelines of 3 and 2 stages. After a loss two pipelines of 2 go on 5 + 8 s later, without the
-    half step.
-    """
+    """Pipelines of 3 and 2 nodes become two of 2 nodes after 5 + 8 s, and lose the half step that was done."""
     policy = Templates(costs=COSTS, shortest=2, longest=4, tolerated=1, saving=NEVER, mtbf=1e9)
     found = run(policy, (0, "a b c d e", ""), (100, "", "c"), duration=200)
     before = 8 / min(COSTS.uneven((3, 2)), COSTS.uneven((2, 2)))

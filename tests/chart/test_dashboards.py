@@ -52,9 +52,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def binary(name: str) -> str:
-    """Return the path of a program of Prometheus, such as promtool. Skips the test if neither the system nor Debian has
-    it.
-    """
+    """Return the path of a program of Prometheus. Skips the test if neither the system nor Debian has it."""
     if found := shutil.which(name):
         return found
     cache = cache_folder() / "prometheus"

@@ -92,8 +92,7 @@ def test_mistakes_get_one_sentence(tmp_path):
 
 
 def test_resume_does_not_begin_anew_because_what_is_there_is_of_another_training(kept, tmp_path):
-    """--resume refuses a store with only another training's checkpoints; without the flag such a job begins at step 0.
-    """
+    """--resume refuses checkpoints of another training; without the flag such a job begins at step 0."""
     folder, _ = kept
     job = tmp_path / "job.yaml"
     document = bamboojob(task={"entrypoint": "a.b:c"}, training=training(100, 8, 2), topology={"stages": 2})

@@ -66,9 +66,7 @@ def test_every_model_is_a_profile_on_every_device(model: str) -> None:
 
 @pytest.mark.parametrize(("model", "least", "most"), [("bert", 1.0, 1.4), ("gpt-2", 1.0, 1.3), ("vgg", 4, 10)])
 def test_beside_the_published_systems_profiles(model: str, least: float, most: float) -> None:
-    """Computed rates are within bounds of the published systems', whose profiles contain losses of four times as many
-    machines; docs/simulator.md has the ratios.
-    """
+    """Published profiles contain the losses of four times as many machines; docs/simulator.md has the ratios."""
     assert f"{model}-v100" in shipped_names()
     assert least < rate(read_profile(f"{model}@v100")) / rate(read_profile(f"{model}-v100")) < most
 

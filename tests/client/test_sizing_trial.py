@@ -17,9 +17,7 @@ TRAINING = TrainingSpec(steps=20_000, global_batch_size=4, micro_batch_size=2)
 
 
 def half_of_it_settled(end: float = 10.0) -> JobResult:
-    """Return a run that trains from 0.5 h on, 1000 steps/h on 8 nodes, and from 5 h on 500 steps/h on 6, at 1 USD/h a
-    node.
-    """
+    """Return a run from 0.5 h on: 1000 steps/h on 8 nodes; from 5 h on 500 steps/h on 6; each node costs 1 USD/h."""
     record = JobRecord(samples=4, begun=HOUR / 2)
     record.paid(5 * HOUR, 8, 8.0)
     record.paid(end * HOUR, 6, 6.0)

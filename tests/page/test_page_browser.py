@@ -106,9 +106,7 @@ def chrome() -> Iterator[str]:
 
 @asynccontextmanager
 async def served(found: list[Document | int]) -> AsyncIterator[str]:
-    """Serve the newest of `found` as a job page, and yield its address: a document, or an error status. Without a
-    token: 401.
-    """
+    """Serve the newest of `found`, a document or an error status, and yield its URL; 401 without a token."""
 
     async def state(request: web.Request) -> web.Response:
         newest = found[-1] if bearer(request.headers) else 401
