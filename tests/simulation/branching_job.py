@@ -1,7 +1,7 @@
-"""A job that is run once and forked where its ways part, such as at a kill at each of its instructions.
+"""A job that runs once and is forked where it may take several ways, such as a kill at each of its instructions.
 
-Where ways part the process forks. The child takes one way, runs the job to its end and judges it; the parent waits for
-the child and goes on undisturbed. So the common part is run once, and no way leaves a trace in another one.
+At each branch the process forks. The child takes the branch, runs the job to its end and judges it; the parent waits
+for the child and goes on undisturbed. So the common part runs once, and no branch leaves a trace in another one.
 """
 
 import gc
@@ -40,10 +40,10 @@ def sweep(kind: Kind) -> pytest.MarkDecorator:
 def kill_at_each(
     manifest: dict[str, Any], kill: Callable[[Fault], bool], judge: Judge, kind: Kind | None = None
 ) -> dict[Fault, Any]:
-    """Run the job once for each instruction that `kill` picks, with a kill there, and return the answers of `judge`.
+    """Run the job once with a kill at each instruction that `kill` picks, and return the answers of `judge`.
 
-    judge: raises if the ended job is wrong, which fails here as an AssertionError; its answer must be picklable. kind:
-    if given, one instruction of each kind is enough.
+    judge: raises if the ended job is wrong, which this function raises as AssertionError; its answer must be picklable.
+    kind: if given, only one instruction of each kind is tried.
     """
     if kind is not None:
         chosen = one_of_each_kind(filter(kill, Job(manifest).run().executed), kind)
@@ -59,9 +59,9 @@ def kill_at_each(
 
 
 def each_way(make: Callable[[], "BranchingJob"], judge: Judge) -> dict[Any, Any]:
-    """Return the answers of `judge` for each way that the job can branch into, by the ways' names.
+    """Return the answers of `judge` for each branch of the job, by the branches' names.
 
-    The way without a branch is not judged. See kill_at_each for `judge`.
+    The job without any branch is not judged. See kill_at_each for `judge`.
     """
     first = make()
     first.judge = judge

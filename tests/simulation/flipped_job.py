@@ -21,7 +21,7 @@ MANTISSA = 23  # bits of a number of fp32; those above are of its exponent
 
 
 class Place(StrEnum):
-    """The place of a bit flip, in the words of the documented table."""
+    """The place of a bit flip, named as in the table of the docs."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer state"
@@ -140,14 +140,14 @@ class FlippingStage(Stage):
 
 
 class FlippedJob(Job):
-    """A job with one flip. flipped: how often the bit has flipped. struck: the worker where it flipped."""
+    """A job with one bit flip. flipped: number of flips so far. struck: the worker in which the bit flipped."""
 
     def __init__(self, document: dict[str, Any], flip: Flip, per_worker: int = 1) -> None:
         super().__init__(document, decide=FlippedJob.look, per_worker=per_worker)
         self.flip, self.flipped, self.struck = flip, 0, ""
 
     def look(self) -> None:
-        """Flip a bit of a state that rests between two steps, once the state has the flip's step."""
+        """Flip a bit of a parameter or optimizer state between two steps, once the state is at the flip's step."""
         if self.flipped or self.flip.place not in AT_REST or self.state.plan is None:
             return
         node = self.nodes.get(self._worker())

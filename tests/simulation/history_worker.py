@@ -63,7 +63,7 @@ class HistoryWorker:
 
 
 class Steps(Callback):
-    """A callback that keeps attempt, step and loss of each call, and the number of steps at the end.
+    """A callback that records attempt, step and loss of each call, and the number of steps at the end.
 
     heard: attempt and step of the calls of all instances.
     """

@@ -1,7 +1,7 @@
-"""Kueue's integration of plain pods, played: what its webhook and manager (0.18 to 0.19.2) do with pods in a queue.
+"""A simulation of Kueue's integration of plain pods: its webhook and manager (0.18 to 0.19.2) for pods in a queue.
 
-There is one ClusterQueue with BestEffortFIFO and `withinClusterQueue: LowerPriority`, whose quota counts pods. Not
-played: cohorts, fair sharing, admission checks, topologies, waitForPodsReady.
+There is one ClusterQueue with BestEffortFIFO and `withinClusterQueue: LowerPriority`, whose quota counts pods. Missing:
+cohorts, fair sharing, admission checks, topologies, waitForPodsReady.
 """
 
 import copy
@@ -81,7 +81,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The condition TerminationTarget and the deletion of a pod, with its own grace period."""
+    """The condition TerminationTarget on a pod, and its deletion with its own grace period."""
 
     pod: Json
     reason: str
@@ -102,7 +102,7 @@ Action = Finalize | Admit | Stop
 
 @dataclass(slots=True, kw_only=True)
 class Outsider:
-    """A workload that is not Bamboo's, of several pods that are admitted together."""
+    """A workload of another application, whose pods are admitted together."""
 
     pods: int
     priority: int
@@ -114,8 +114,8 @@ class Outsider:
 class Manager:
     """Kueue's manager.
 
-    quota: pods. classes: priorities by WorkloadPriorityClass. order: of pods of the same priority. stopped: whether the
-    ClusterQueue is drained, and admits no pod.
+    quota: in pods. classes: priorities by WorkloadPriorityClass. order: of pods of the same priority. stopped: whether
+    the ClusterQueue is drained, and admits no pod.
     """
 
     quota: int
@@ -130,7 +130,7 @@ class Manager:
         return sum(map(holds_quota, pods)) + sum(one.pods for one in self.outsiders.values() if one.admitted)
 
     def step(self, pods: Iterable[Mapping[str, Any]]) -> list[Action]:
-        """Return the manager's next actions, with caches that show these pods."""
+        """Return the manager's next actions, if its caches show these pods."""
         managed = [dict(pod) for pod in pods if is_managed(pod)]
         actions: list[Action] = [
             Finalize(pod)

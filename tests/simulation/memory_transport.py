@@ -38,7 +38,7 @@ class MemoryNetwork:
             self._queue.extend((to, down) for to, other in self._alive.items() if worker in other.known)
 
     def pump(self) -> int:
-        """Deliver all events, also those that they cause, and return their number."""
+        """Deliver all queued events, and the events that they cause, and return their number."""
         count = 0
         while self._queue:
             to, event = self._queue.popleft()
@@ -54,7 +54,7 @@ class MemoryNetwork:
             self._queue.append((peer, Arrived(sender.worker, travelled(frame))))
 
     def arrive_again(self, worker: WorkerId, events: list[Event]) -> None:
-        """Deliver events again that had to wait for the worker's plan; for transports only."""
+        """Queue events that waited for the worker's plan; for transports only."""
         self._queue.extend((worker, event) for event in events)
 
 
@@ -88,8 +88,8 @@ class MemoryTransport:
         self._network.kill(self.worker)
 
     def admits(self, event: Event) -> bool:
-        """Return whether an event may be delivered, with the fencing of TCP: frames of workers that the plan does not
-        name yet wait, frames of former members are dropped.
+        """Return whether an event may be delivered, fenced as with TCP: frames of workers that the plan does not name
+        yet wait, and frames of former members are dropped.
         """
         sender = event.sender if isinstance(event, Arrived) else event.peer
         if sender in self.known:

@@ -46,7 +46,7 @@ def node_event(cluster: ClusterIndices, kind: str | None, node: Object) -> None:
 
 
 def shared_for(api: KubeApi, **more: Any) -> SharedResources:
-    """Return what all jobs of an operator share, with an empty cache and a gateway that nobody reaches."""
+    """Return the resources that an operator's jobs share, with an empty cache and a gateway that no worker reaches."""
     usual = {"cluster": ClusterIndices(), "gateway": WorkerGateway(), "url": "ws://operator"}
     settings = WorkerPodSettings(coordinator_url="", image="trainer")
     return SharedResources(
@@ -55,7 +55,7 @@ def shared_for(api: KubeApi, **more: Any) -> SharedResources:
 
 
 class KopfEvents:
-    """The handlers of a registry, and the cluster's indices that they fill."""
+    """A stand-in for kopf: calls a registry's handlers, and fills the cluster's indices."""
 
     def __init__(self, registry: Any, cluster: ClusterIndices) -> None:
         self._cluster = cluster

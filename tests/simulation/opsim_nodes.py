@@ -28,7 +28,7 @@ class Process(Protocol):
 class Nodes:
     """The scheduler and all kubelets.
 
-    start: starts the worker process of a pod. full: pools without free nodes. room: the largest number of nodes.
+    start: called to start the worker process of a pod. full: pools without free nodes. room: the most nodes at a time.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Nodes:
         return self._node(pod) is not None and pod["spec"]["nodeName"] not in self._dead
 
     def take(self, pod: Object, seconds: float, stays: bool) -> None:
-        """Taint the pod's node. After that time the taint is removed if the node stays, or else the node is."""
+        """Taint the pod's node for `seconds`, and then remove the taint if the node stays, or else the node."""
         node = self._node(pod)
         if node is None or node["spec"].get("taints"):
             return
@@ -172,7 +172,7 @@ class Nodes:
         self._server.modified("nodes", node)
 
     def _stop(self, pod: Object) -> Object | None:
-        """Stop everything on the pod's node and return the node; None if no node of the pod works."""
+        """Stop everything on the pod's node and return the node; None if the pod has no working node."""
         node = self._node(pod)
         if node is None or not self._works(pod):
             return None
@@ -182,14 +182,14 @@ class Nodes:
         return node
 
     def vanish(self, pod: Object) -> None:
-        """Take a pod's node away with everything on it. Node and pod objects go later, in any order."""
+        """Take a pod's node away with everything on it. The node and pod objects are removed later, in any order."""
         if (node := self._stop(pod)) is None:
             return
         self._soon(0.0, 40.0, self._server.remove, "nodes", node)
         self._soon(0.0, 60.0, self._server.remove, "pods", pod)
 
     def hang(self, pod: Object, seconds: float) -> None:
-        """Stop the pod's node without deleting it. The pod is deleted after that time, and stays Terminating."""
+        """Stop the pod's node without deleting it. After `seconds` the pod is deleted, and stays Terminating."""
         if self._stop(pod) is None:
             return
         self._loop.call_later(seconds, self._delete, pod)

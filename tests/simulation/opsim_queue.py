@@ -1,4 +1,4 @@
-"""A queue of Kueue in a simulated cluster, with its webhook and manager, and other workloads that want its quota."""
+"""A Kueue queue in a simulated cluster, with its webhook and manager, and other workloads that want its quota."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ CLASSES = {"needed": 10, "growth": 1}
 
 
 class SimQueue:
-    """A queue. away: Kueue does not answer, so no pod is created, admitted, preempted or freed of its finalizer."""
+    """A Kueue queue. away: Kueue does not answer, and creates, admits, preempts and finalizes no pod."""
 
     def __init__(self, simulation: "OperatorSimulation", quota: int) -> None:
         self._simulation = simulation
@@ -41,7 +41,7 @@ class SimQueue:
                 self._cycle()
 
     def admit(self, pod: Object) -> Object:
-        """Answer the API server about a new pod, as Kueue's webhook does."""
+        """Admit a new pod to the API server as Kueue's webhook does."""
         if self.away:
             raise ApiError(500, "InternalError", 'Internal error occurred: failed calling webhook "mpod.kb.io"')
         return defaulted(pod)
@@ -69,7 +69,7 @@ class SimQueue:
         self.manager.log.clear()
 
     def judge(self) -> None:
-        """Check that the used quota is within the limit, and that the job waits for one pipeline more at most."""
+        """Check that quota is not exceeded, and that the job requests at most one further pipeline."""
         simulation = self._simulation
         pods = simulation.living_pods()
         if (used := self.manager.used(pods)) > self.manager.quota:

@@ -175,7 +175,7 @@ def scenario(seed: int, *, chooses: bool = False, queued: bool = False) -> Clust
 
 
 def _disturbances(rng: random.Random, kinds: Sequence[DisturbanceKind]) -> tuple[Disturbance, ...]:
-    """Draw the disturbances; many follow closely on the one before."""
+    """Draw the disturbances, of which many follow closely on the previous one."""
     disturbances: list[Disturbance] = []
     at = rng.uniform(0.0, 30.0)
     for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8))):
@@ -242,5 +242,5 @@ REGRESSIONS = {  # that went wrong once
 
 
 def regression(name: str, seed: int, *, chooses: bool = False) -> ClusterScenario:
-    """Return the job of that seed with the disturbances of a scenario that went wrong once."""
+    """Return the job of that seed with the disturbances of a scenario that failed once."""
     return replace(scenario(seed, chooses=chooses), disturbances=REGRESSIONS[name], careful=True)

@@ -79,7 +79,7 @@ class Watch:
 
 
 class Server:
-    """The objects of a cluster and the requests about them.
+    """A simulated API server: the objects of a cluster, and the requests about them.
 
     room: the number of pods that a quota allows. changed: called with changes of pods, nodes, jobs and budgets. called:
     called with method and path of each request that changes anything but a status.
@@ -114,7 +114,7 @@ class Server:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """Answer a request after a delay. In times of trouble the request, or only its answer, is lost."""
+        """Answer a request after a delay. By the probability `trouble` the request, or only its answer, is lost."""
         if self._called and method != "GET" and not place.endswith(("/status", "/tokenreviews")):
             self._called(method, place)
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))

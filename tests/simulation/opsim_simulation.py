@@ -40,7 +40,7 @@ ALONE_SECONDS = 40.0  # more than a watch is interrupted, an API server slow, or
 
 
 class Failure(AssertionError):
-    """A failure of the operator to do what a scenario demands."""
+    """A violation of the rules of a scenario by the operator."""
 
 
 class OperatorSimulation:
@@ -141,7 +141,7 @@ class OperatorSimulation:
                 raise Failure(f"the workers have been left alone for {ALONE_SECONDS:g} s")
 
     async def _until(self, problem: Callable[[], str | None], seconds: float) -> None:
-        """Wait until three checks in a row find no problem. Raises Failure."""
+        """Wait until the check has found no problem three times in a row. Raises Failure."""
         end, good = self.loop.time() + seconds, 0
         while good < 3:
             if self.failure:
@@ -152,7 +152,7 @@ class OperatorSimulation:
             await asyncio.sleep(1.0)
 
     def _at_rest(self) -> str | None:
-        """Return why the job is neither over nor has all that it wants; None if it is."""
+        """Return why the job has neither ended nor everything that it wants; None if it has."""
         if self._over() is None:
             return None
         runner, living = self.runner, self.living_pods()
@@ -184,8 +184,8 @@ class OperatorSimulation:
         return "; ".join(wrong) or None
 
     def _allowed_pipelines(self, spec: JobSpec) -> range:
-        """Return the numbers of pipelines that are right with all workers: the most, or any that the coordinator may
-        choose.
+        """Return the allowed numbers of pipelines when all workers train: the most, or any up to it if the coordinator
+        chooses.
         """
         most = most_pipelines(spec)
         return range(1 if self.scenario.chooses else most, most + 1)

@@ -25,7 +25,7 @@ LOSSES = (
 
 
 class User:
-    """The user and the cloud. harmed: whether something was taken without care, so that the job may fail."""
+    """The user and the cloud. harmed: whether a loss took something that the job needs, so that the job may fail."""
 
     def __init__(self, simulation: "OperatorSimulation") -> None:
         self._simulation, self._loop = simulation, simulation.loop
@@ -62,7 +62,7 @@ class User:
         handlers.get(disturbance.kind, self._lose)(disturbance)
 
     async def heal(self) -> None:
-        """End all disturbances, except for what is already under way, such as a node's end."""
+        """End all disturbances except those under way, such as the end of a node."""
         self._simulation.log("all trouble is over")
         self._healed = True
         simulation, server = self._simulation, self._simulation.server
@@ -133,7 +133,7 @@ class User:
             self._later(disturbance, lambda: self.edit(self._mend))
 
     def _break(self, disturbance: Disturbance) -> None:
-        """Make the job's manifest invalid or change its task, and mend it later; the workers train on meanwhile."""
+        """Make the job's manifest invalid or change its task, and mend it later; meanwhile the workers train on."""
 
         def change(spec: Object) -> None:
             if disturbance.number % 2:
@@ -233,7 +233,7 @@ class User:
         self._operator(disturbance)
 
     def _cut_off(self, disturbance: Disturbance) -> None:
-        """Cut the channels of all workers, one after the other."""
+        """Cut the channels of all workers; the coordinator notices each within a second."""
         self._simulation.workers.reachable_at = self._loop.time() + disturbance.seconds
         for node in self._simulation.workers.nodes.values():
             if node.alive:

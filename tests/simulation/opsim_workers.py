@@ -34,7 +34,7 @@ def request_of(pod: Object) -> Any:
 
 
 class SimChannels:
-    """bamboo_core.control.server.Channels without sockets."""
+    """A stand-in for bamboo_core.control.server.Channels without sockets."""
 
     def __init__(self, on_event: Callable[[Any], None], authenticate: Authenticate) -> None:
         self._on_event, self._authenticate = on_event, authenticate
@@ -96,8 +96,8 @@ class DoorChannel(Channel):
 class Workers:
     """The workers of one job.
 
-    checks: of their reports. work: of each layer, if layer times are measured. broken: called with what the product
-    raised.
+    checks: made on their reports. work: of each layer, if layer times are measured. broken: called with exceptions that
+    the product raised.
     """
 
     def __init__(

@@ -86,16 +86,16 @@ class Arithmetic:
 
     @property
     def scale(self) -> float:
-        """The factor of the summed gradients."""
+        """The factor by which a step's summed gradients are scaled."""
         return 1 / self.whole if self.seed % 2 == 0 else 1.0
 
     @property
     def whole(self) -> float:
-        """The sum of all weights of a step."""
+        """The sum of the weights of a step's microbatches."""
         return sum(self.weight(m) for m in range(self.microbatches))
 
     def added(self, layer: int, step: int, microbatch: int, given: int) -> float:
-        """Return what a layer adds to the loss of a microbatch."""
+        """Return a layer's own loss, which is added to the loss of a microbatch."""
         return hash((9, layer, step, microbatch, given)) % 1_000_003 / 1024
 
     def loss(self, output: int, step: int, microbatch: int) -> float:
@@ -105,7 +105,7 @@ class Arithmetic:
         return float(output % 1_000_003)
 
     def backward(self, state: int, place: tuple[int, int, int], given: int, gradient: int) -> tuple[int, list[int]]:
-        """Return the gradient of the inputs, and the term for the accumulator. place: layer, step, microbatch."""
+        """Return the gradient of the inputs, and the term that the accumulator gets. place: layer, step, microbatch."""
         seed = hash((state, 3, *place, given, gradient))
         return hash((seed, 4)), [hash((seed, 5, i)) % PRIME for i in range(self.sizes[place[0]])]
 
@@ -120,7 +120,7 @@ class Arithmetic:
         return hash((state, 6, version, norm, *(int(g) for g in gradient)))
 
     def remembered(self, told: int, loss: float | None) -> int:
-        """Return the memory of decisions after a step with that loss; None for a loss that is not finite."""
+        """Return what the task's decisions remember after a step, as a number. loss: None if it is not finite."""
         return hash((10, told, loss or 0.0)) % 1_000_003
 
     def digest(self, state: int, version: int) -> str:
@@ -134,7 +134,7 @@ def measured(value: int, batch: int) -> tuple[float, float]:
 
 @dataclass
 class Oracle:
-    """The undisturbed run, computed without engines, plans or messages."""
+    """The expected results of an undisturbed run, computed without engines, plans or messages."""
 
     arithmetic: Arithmetic
     inputs: dict[tuple[int, int, int], int] = field(default_factory=dict)  # layer, step, microbatch
@@ -199,7 +199,7 @@ class Oracle:
         return list(product(range(self.arithmetic.layers), range(self.arithmetic.microbatches)))
 
     def _rounded_sum(self, groups: Sequence[Sequence[int]]) -> list[int]:
-        """Return the rounded sum of each element over all groups, summed as a binary tree."""
+        """Return each element's sum over all groups, added as a binary tree and rounded to float32 at each node."""
         if len(groups) == 1:
             return list(groups[0])
         middle = len(groups) // 2
@@ -220,5 +220,5 @@ class Oracle:
 
 
 def _rounded(a: int, b: int) -> int:
-    """Return a sum in float32."""
+    """Return the sum, rounded to float32."""
     return int(c_float(float(a + b)).value)

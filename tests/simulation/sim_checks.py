@@ -1,4 +1,4 @@
-"""Invariants during and after a simulated run, and a report of who waits for what when a run hangs."""
+"""Invariants during and after a simulated run, and a report of what each worker waits for when a run hangs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -97,14 +97,14 @@ class Checks:
                 raise Violation(f"the state after step {step} has the metrics {metrics}, not {expected}")
 
     def told(self, node: "Node") -> None:
-        """Check that a takeover is reported by the step's last instruction, after which the cell may move on."""
+        """Check that the heir reports a takeover with its last instruction of the step, before the cell moves on."""
         parts = node.engine.components if node.engine else None
         for run in parts.executor.cells.values() if parts else ():
             if run.program and run.next is None and run.takeover:
                 raise Violation(f"{node.name} has taken over {run.cell}, finished step {run.step}, and not said so")
 
     def followed(self, node: "Node") -> None:
-        """Check that a worker with the gradients of a step knows the commit before it, which it needs to use them."""
+        """Check that a worker with a step's gradients knows the previous commit, without which it cannot use them."""
         parts = node.engine.components if node.engine else None
         for stage, state in parts.states.by_stage.items() if parts else ():
             lacked = parts is not None and state.version not in parts.committer.log.commits
@@ -147,7 +147,7 @@ class Checks:
 
 
 def judge(job: "Simulation") -> RunResult:
-    """Return the result of a run that has ended."""
+    """Return the result of a run that has ended, with its problem if a rule is broken."""
     finish = job.finish
     kind = str(finish.outcome) if finish else "None"
     problem = job.failure
@@ -203,7 +203,7 @@ def _wrong_result(job: "Simulation") -> str | None:
 
 
 def _spared(job: "Simulation") -> bool:
-    """Return whether every fault left copies of all it took.
+    """Return whether every fault left copies of all state that it took.
 
     Without redundancy, or on a grid of one cell, the first plan has no copies; a coordinator that restarted may have
     lost track of them.

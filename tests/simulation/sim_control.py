@@ -19,8 +19,8 @@ BACKOFF_SECONDS = (0.05, 2.0)
 
 
 class Channel:
-    """The channel between a worker and the coordinator, both ends. hello, heartbeat: return the worker's messages.
-    up: whether the worker's end is connected. open: whether the coordinator's end is.
+    """Both ends of the channel between a worker and the coordinator. hello, heartbeat: return the worker's messages.
+    up: whether the worker's end is connected. open: whether the coordinator's end is connected.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Channel:
     # the coordinator's end
 
     def send(self, message: Message) -> None:
-        """Send a message to the worker; without a connection drop it."""
+        """Send a message to the worker, or drop it if the coordinator's end is not connected."""
         if self.open:
             delay = self.delay * self.rng.uniform(1.0, 3.0)
             self.latest_in = max(self.latest_in, self.clock.now + delay)

@@ -50,7 +50,7 @@ SINGLE_KILLS = (FaultKind.KILL, FaultKind.VANISH, FaultKind.KILL_AT, FaultKind.K
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong, once."""
+    """A fault of a scenario, which happens once."""
 
     what: FaultKind
     step: int  # armed when that many steps are committed (-1: at once)
@@ -83,8 +83,8 @@ class Fault:
 class Scenario:
     """A job and its faults.
 
-    care: which faults wait. 0: none. 1: a kill that would take a stage's last copy that the coordinator knows of. 2:
-    every fault, until the job has recovered from the one before; then no loss excuses an unrecoverable job.
+    care: the faults that wait. 0: none. 1: kills that would take a stage's last copy known to the coordinator. 2: every
+    fault, until the job has recovered from the previous one; then no loss excuses an unrecoverable job.
     """
 
     seed: int
@@ -472,7 +472,7 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Ari
 
 
 def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
-    """Draw the skipped steps: none in two of three jobs, else up to four, up to three of them in a row."""
+    """Draw the skipped steps: none in seven of ten jobs, else up to four, of which up to three in a row."""
     if chance.random() > 0.3:
         return frozenset()
     first = chance.randrange(steps)
@@ -480,7 +480,7 @@ def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
 
 
 def _evaluated(chance: random.Random) -> tuple[int, int]:
-    """Draw the evaluation: steps between two of them, and batches; (0, 0), for none, in three of five jobs."""
+    """Draw the steps between two evaluations, and an evaluation's batches; (0, 0) for none, in three of five jobs."""
     return (chance.choice((1, 2, 3, 50)), chance.randint(1, 5)) if chance.random() < 0.4 else (0, 0)
 
 
@@ -551,7 +551,7 @@ def _faults(rng: random.Random, a: Arithmetic, restarts: bool, checkpoints: bool
 
 
 def _while_layers_travel(rng: random.Random, fault: Fault) -> Fault:
-    """Let some kills wait until layers travel: for a new split, or from a checkpoint."""
+    """Let some kills wait until layers move between workers, for a new split or from a checkpoint."""
     if fault.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) and rng.random() < 0.5:
         name = rng.choice(("LAYER", "LAYER", "LAYERS_WANTED"))
         return replace(fault, what=FaultKind.KILL_SENDING, name=name, step=0, chained=False)

@@ -41,11 +41,11 @@ class SimHistoryFiles(HistoryFiles):
 
 
 def kept_by(data: Mapping[str, bytes], name: str) -> Cursor:
-    """Return a callback's cursor and state."""
+    """Return the cursor and state that a callback has saved."""
     return msgspec.json.decode(data[f"callback-{name}.json"], type=Cursor)
 
 
 def missing_of(data: dict[str, bytes], steps: int) -> set[int]:
-    """Return the steps that are not in the history."""
+    """Return the numbers of the steps, from 1 to `steps`, that the history lacks."""
     there = {one.step for one in SimHistoryFiles(data).read_all() if isinstance(one, StepRecord)}
     return set(range(1, steps + 1)) - there

@@ -1,4 +1,4 @@
-"""The workers that hold each state, as the simulation sees it, whatever the coordinator believes."""
+"""The workers that really hold each state, which may be others than the coordinator believes."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ def newest_commit(nodes: Iterable[Node]) -> int:
 
 
 def usable(node: Node, stage: int, commit: int) -> bool:
-    """Return whether the job can go on from that worker's state without repeating a committed step."""
+    """Return whether the job can go on from this worker's state of the stage without repeating a committed step."""
     if not node.alive or node.frozen or node.engine is None or node.engine.components is None:
         return False
     states = node.engine.components.states
@@ -42,7 +42,7 @@ def _copied(node: Node, layer: int, commit: int) -> bool:
 
 
 def would_orphan(state: CoordinatorState, victims: set[WorkerId]) -> bool:
-    """Return whether the loss of these workers leaves a cell without an heir, as far as the coordinator knows."""
+    """Return whether the loss of these workers would leave a cell without an heir that the coordinator knows."""
     plan = state.plan
     if plan is None:
         return False

@@ -23,7 +23,7 @@ LANES = ((Lane.BOUNDARY,), (Lane.BULK,), (Lane.STATE,), (Lane.BOUNDARY, Lane.BUL
 
 
 class FaultInjector:
-    """The faults of a run. struck: the faults that happened, each with the worker that it struck."""
+    """The injector of a run's faults. struck: the faults that happened, each with the name of the worker."""
 
     def __init__(self, job: "Simulation") -> None:
         self.job = job
@@ -92,7 +92,7 @@ class FaultInjector:
     # whom
 
     def _may(self, victims: list["Node"], deadly: bool = True) -> bool:
-        """Return whether a fault may strike these workers now, by the scenario's care."""
+        """Return whether a fault may strike these workers now, by the scenario's `care`."""
         job, care = self.job, self.job.scenario.care
         if care == 0 or (care == 1 and not deadly):
             return True
@@ -109,7 +109,7 @@ class FaultInjector:
         return not troubled and plan.worker_ids() <= state.plans.applied and self._at_rest()
 
     def _at_rest(self) -> bool:
-        """Return whether every owner has a state for which no worker's log is needed."""
+        """Return whether every owner's state is usable without another worker's log."""
         job = self.job
         assert job.state.plan is not None
         plan = expanded(job.state.plan)
@@ -208,7 +208,7 @@ class FaultInjector:
                 job.edit_schedule()
 
     def _all(self, fault: Fault, node: "Node") -> list["Node"]:
-        """Return the workers that the fault strikes along with this one."""
+        """Return the workers that the fault strikes in the same instant, this one included."""
         job, plan = self.job, self.job.state.plan
         living = [n for n in job.nodes.values() if n.alive]
         match fault.what:
@@ -234,7 +234,7 @@ class FaultInjector:
                 return [node]
 
     def _doom(self, node: "Node", seconds: float) -> None:
-        """Kill the worker at the deadline, whether it has left or not."""
+        """Kill the worker after `seconds`, whether it has left or not."""
         self.job.clock.after(seconds, partial(node.end, -9))
 
     def _freeze(self, node: "Node", seconds: float) -> None:

@@ -56,7 +56,7 @@ MAX_EVENTS = 2_000_000
 
 
 class Simulation:
-    """A run of a scenario. say: called with every line of the log."""
+    """A run of a scenario. say: called with each line of the log."""
 
     def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario, self.spec = scenario, scenario.spec()
@@ -142,7 +142,7 @@ class Simulation:
         self.checked(self.checks.settled, list(self.nodes.values()), self.scenario.arithmetic.steps)
 
     def active(self) -> None:
-        """Note that something happened that gives the job time to react."""
+        """Record that something happened, which gives the job more time to react."""
         self.active_at = max(self.active_at, self.clock.now)
 
     def fail(self, text: str) -> None:
@@ -247,7 +247,7 @@ class Simulation:
         self.clock.after(seconds, self._restarted)
 
     def edit_schedule(self) -> None:
-        """Switch the job's schedule to the other one."""
+        """Switch the job's schedule between 1F1B and ZBH1."""
         late = self.spec.topology.schedule is PipelineSchedule.ZB_H1
         other = PipelineSchedule.ONE_F_ONE_B if late else PipelineSchedule.ZB_H1
         self.spec = replace(self.spec, topology=replace(self.spec.topology, schedule=other))
@@ -341,7 +341,7 @@ class Simulation:
         self.coordinate(WorkerLost(node.name, f"exit code {code}", code))
 
     def broken(self, node: Node | None, error: Exception) -> None:
-        """Fail the run with an exception of the product."""
+        """Fail the run because of an exception of the product."""
         import traceback
 
         frames = traceback.extract_tb(error.__traceback__)

@@ -37,7 +37,7 @@ def seeds_of(arguments: argparse.Namespace) -> range:
 
 
 def spare_the_collector() -> None:
-    """Exempt imported modules from garbage collection, which a worker runs when it drops its states."""
+    """Exempt imported modules from garbage collection, since a worker collects whenever it drops its states."""
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
 

@@ -79,7 +79,7 @@ class End:
 
 
 class Network:
-    """All links. slowness: a factor on every delay."""
+    """All links between workers. slowness: a factor on every delay."""
 
     def __init__(self, clock: Clock, rng: random.Random, slowness: float) -> None:
         self.clock, self.rng, self.slowness = clock, rng, slowness
@@ -183,8 +183,8 @@ class Network:
     # breaking
 
     def _break(self, link: Link, seen: tuple[float, float], kept: int | None = None) -> None:
-        """Break a link. seen: seconds until sender and receiver notice. kept: what still arrives of a sender that is
-        gone.
+        """Break a link. seen: seconds until sender and receiver notice. kept: None, or the number of frames that still
+        arrive from a sender that has ended.
         """
         if link.state != "standing":
             return
@@ -253,7 +253,7 @@ class Network:
             self._attempt(link)
 
     def cut(self, sender: WorkerId, receiver: WorkerId, lanes: tuple[Lane, ...], seconds: float) -> None:
-        """Allow no connection in that direction for a while; frames on their way are lost."""
+        """Allow no connection in this direction for a while, and lose the frames on their way."""
         for lane in lanes:
             self.cuts[(sender, receiver, lane)] = self.clock.now + seconds
             end = self.ends.get(sender)
@@ -262,7 +262,7 @@ class Network:
                 self._break(link, (self._soon(), self._soon()))
 
     def stall(self, sender: WorkerId, receiver: WorkerId, seconds: float) -> None:
-        """Delay all frames from now on; none is lost."""
+        """Delay all frames that are sent from now on; none is lost."""
         for (peer, _), link in self.ends[sender].outbound.items() if sender in self.ends else []:
             if peer == receiver:
                 link.latest = max(link.latest, self.clock.now + seconds)

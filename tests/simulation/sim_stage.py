@@ -31,7 +31,7 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Advancing:
-    """A forward on its way through the layers."""
+    """A forward that runs layer by layer."""
 
     step: int
     microbatch: int
@@ -51,7 +51,7 @@ class Advancing:
 
 @dataclass(slots=True)
 class Postponed:
-    """Gradients of a microbatch that wait to be added."""
+    """A microbatch's gradients that are added to the sum later."""
 
     new: list[int]
 
@@ -68,7 +68,7 @@ class Unfinished:
 
 
 def remembering(told: int) -> CommonState:
-    """Return the common state of all layers, with the memory of decisions."""
+    """Return the common state of all layers in which the task's decisions remember a number."""
     return CommonState(decided=Decided(memory={"oracle": {"told": told}}))
 
 
@@ -105,7 +105,7 @@ class StandInValues:
 
     @property
     def tied(self) -> tuple[TiedSegment, ...]:
-        """The tied parts; only stages of one layer have some."""
+        """The segments of tied parameters; only stages of one layer have any."""
         return tuple(
             TiedSegment(group=i, offset=0, size=1, uses=tuple(self._use(layer) for layer in tie))
             for i, tie in enumerate(self.arithmetic.ties)
@@ -132,7 +132,7 @@ class StandInValues:
         """Do nothing: the values are in host memory."""
 
     def ends(self, evaluation: Mapping[str, float]) -> EarlyStop | None:
-        """Return whether this state is the last one, by the oracle."""
+        """Return why training ends at this state, by the oracle; None if it goes on."""
         if self.arithmetic.left_out == 0 or self.version != self.arithmetic.steps:
             return None
         if self.arithmetic.by_decision:
@@ -140,7 +140,7 @@ class StandInValues:
         return EarlyStop(without=1) if evaluation else None
 
     def common_after(self, commit: Commit) -> CommonState:
-        """Return the common state after a step: the root asks once for each step, and all holders of a stage obey."""
+        """Return the common state after a step. Only the root calls this; all holders of a stage get the result."""
         loss = committed_step(self.version + 1, commit).loss
         return remembering(self.arithmetic.remembered(remembered(self.common), loss))
 
@@ -210,7 +210,7 @@ class StandInValues:
 
 
 class StandIn:
-    """A stand-in for a Stage. spend: called with a layer and the multiple of its forward's time that passes."""
+    """A stand-in for a Stage. spend: called with a layer and the passing time, in multiples of its forward's."""
 
     def __init__(self, values: StandInValues, spend: Callable[[int, float], None] = _at_once) -> None:
         self.values, self._a, self._oracle, self._spend = values, values.arithmetic, values.oracle, spend
@@ -280,7 +280,7 @@ class StandIn:
         return (torch.tensor([output]),)
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """The outputs of a rehearsal, which count for nothing."""
+        """Return the outputs of a rehearsal, which do not count."""
         self.has_run = True
         return () if self.values.last else (torch.tensor([0]),)
 
@@ -345,7 +345,7 @@ class StandIn:
 
 
 class LateCopies:
-    """Copies that are made layer by layer; it is a violation if the state changes before they are done."""
+    """A snapshot that is copied layer by layer. Raises Violation if the state changes before the last copy."""
 
     def __init__(self, values: StandInValues, layers: Collection[int]) -> None:
         self._values, self._left, self._version = values, sorted(layers), values.version

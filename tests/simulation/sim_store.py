@@ -25,7 +25,7 @@ FROZEN_SECONDS = 0.1
 
 
 class Writer(Protocol):
-    """A worker, as the store sees it."""
+    """The part of a worker that the store uses."""
 
     alive: bool
     frozen: bool
@@ -104,7 +104,7 @@ class SimStore:
         return {layer: self.parts[checkpoint][layer] for layer in layers}
 
     def _later(self, writer: Writer, action: Callable[[], None]) -> None:
-        """Call a function when the store has done its work, if the worker still lives; a frozen worker goes on
+        """Call a function when the store has done its work, if the worker still lives. For a frozen worker call it
         later.
         """
 

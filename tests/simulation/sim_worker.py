@@ -72,7 +72,7 @@ class Killed(BaseException):
 
 
 class Surroundings(Protocol):
-    """What a node needs from the simulation."""
+    """The parts of the simulation that a worker uses."""
 
     clock: Clock
     rng: random.Random
@@ -93,7 +93,7 @@ class Surroundings(Protocol):
 
 
 class SimCopy:
-    """A copy whose originals are read when it is started, as in the order of a GPU's stream."""
+    """A copy that reads its originals when it is started, as in the order of a GPU's stream."""
 
     def __init__(self, parts: Parts, clock: Clock, at: float) -> None:
         self._parts, self._clock, self._at = parts, clock, at
@@ -106,7 +106,7 @@ class SimCopy:
 
 
 class SimCopies(AtOnce):
-    """The copies of a device: each is ready after a while, and its worker is told."""
+    """The host copies of a device. Each is ready after a while, and then wakes its worker."""
 
     def __init__(self, node: "Node") -> None:
         super().__init__()
@@ -121,14 +121,14 @@ class SimCopies(AtOnce):
 
 
 class Late:
-    """A report request that the worker answers late."""
+    """A report request that the worker answers after a delay."""
 
 
 class Node:
     """A worker's process.
 
-    speed, slow: factors on the time of its work. late: seconds before it answers a report request. spent: seconds that
-    have passed for it alone since its turn began.
+    speed, slow: factors on the time of its work. late: seconds before it answers a report request. spent: seconds since
+    its turn began, which pass for this worker alone.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Node:
             raise Killed
 
     def _say(self, message: Message) -> None:
-        """Send a message to the coordinator; the end of the root's cell waits until the history is complete."""
+        """Send a message to the coordinator. The root sends the end of its cell only when the history is complete."""
         if self.history and isinstance(message, protocol.CellFinished) and message.cell == ROOT:
             self.history.keeper.when_written(partial(self.channel.tell, message), complete=True)
         else:
@@ -257,7 +257,7 @@ class Node:
             self.asleep = True
 
     def _take(self, item: Any) -> float:
-        """Take in one item and return the seconds that it takes."""
+        """Handle one message or event, and return the seconds that this takes."""
         if not isinstance(item, Message | Late):
             if self.engine:
                 self.engine.handle(item)
@@ -305,7 +305,7 @@ class Node:
         return 0.0
 
     def stage(self, stage: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> StandIn:
-        """Return the engine's stage in its first state."""
+        """Return a stand-in for the stage in its first state."""
         return StandIn(StandInValues(self.around.oracle, stages, stage), self._spend)
 
     def restore(
@@ -326,7 +326,7 @@ class Node:
         self.around.store.keep(self, checkpoint, states)
 
     def tell(self, message: Message) -> None:
-        """Send a message; messages about checkpoints are sent again when the channel comes back."""
+        """Send a message. If it is about checkpoints, the channel sends it again after a reconnection."""
         self.told = [*self.told[-3:], message]
         self.channel.tell(message)
 

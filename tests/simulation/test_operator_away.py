@@ -26,7 +26,7 @@ POINTS = (-3.0, -0.05, 0.05, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)  # when the
 
 
 def some(points: Sequence[float]) -> list[Any]:
-    """Return all points; those not in `points` are slow."""
+    """Return all of POINTS as parameters, marked as slow unless they are in `points`."""
     return [point if point in points else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
 
 
@@ -43,9 +43,7 @@ def job_of(seed: int, *, steps: int = 40, **changes: Any) -> ClusterScenario:
 
 
 class Away(OperatorSimulation):
-    """A run with an edit and an operator that ends near it. kill_at: seconds from the edit to the operator's end,
-    negative before it.
-    """
+    """A run whose operator ends near an edit. kill_at: seconds from the edit to the operator's end, or negative."""
 
     def __init__(self, of: ClusterScenario, edit: Callable[[Object], None], kill_at: float, **others: Any) -> None:
         super().__init__(of, **others)
@@ -68,11 +66,11 @@ class Away(OperatorSimulation):
             await self.stop_operator()
 
     async def course(self) -> None:
-        """Run the part of the scenario after the job has begun to train."""
+        """Run the rest of the scenario, once the job trains."""
         raise NotImplementedError
 
     async def edit_and_kill(self) -> None:
-        """Edit the job and kill the operator, in the order of kill_at, and then start another operator."""
+        """Edit the job and kill the operator, in the order that kill_at gives, and then start another operator."""
         if self.kill_at < 0:
             await self.stop_operator()
             await asyncio.sleep(-self.kill_at)
@@ -94,7 +92,7 @@ class Away(OperatorSimulation):
             self.made.append(thing["metadata"]["name"])
 
     def _look(self, node: Node) -> None:
-        """Note what a worker knows after each of its turns."""
+        """Record after a worker's turn where its training began and its newest commit."""
         parts = node.engine.components if node.engine else None
         if parts is None or not node.alive:
             return
@@ -105,7 +103,7 @@ class Away(OperatorSimulation):
 
 
 class Suspended(Away):
-    """A job that is suspended keeps its state, and goes on from it when it is resumed."""
+    """A scenario in which a suspended job keeps its state, and goes on from it when it is resumed."""
 
     async def course(self) -> None:
         await self.edit_and_kill()
@@ -133,7 +131,7 @@ class Suspended(Away):
 
 
 class OutOfMoney(Suspended):
-    """A job that has spent its budget is suspended, without an edit of `suspend`."""
+    """A scenario in which a spent budget suspends the job, without an edit of `suspend`."""
 
     async def resume(self) -> None:
         await self._until(lambda: self._left("pods", "processes"), 200.0)
@@ -151,7 +149,7 @@ class OutOfMoney(Suspended):
 
 
 class SuspendedWhileTakenOver(Suspended):
-    """A job that is suspended when another operator has begun, which may not have heard all workers yet."""
+    """A scenario in which the job is suspended after another operator has begun, which may not know all workers yet."""
 
     async def course(self) -> None:
         await self.stop_operator()
@@ -163,7 +161,7 @@ class SuspendedWhileTakenOver(Suspended):
 
 
 class TrainsOn(Away):
-    """A job whose edit is followed by workers that never restart. followed: returns what is missing yet, or None."""
+    """A scenario in which workers follow an edit without a restart. followed: returns what is missing yet, or None."""
 
     def __init__(self, *given: Any, followed: Callable[["TrainsOn"], str | None]) -> None:
         super().__init__(*given)
@@ -181,7 +179,7 @@ class TrainsOn(Away):
 
 
 class Deleted(Away):
-    """A job that is deleted: its workers end with their pods, nothing more is written, and its checkpoints stay."""
+    """A scenario of a deleted job: its workers end with their pods, nothing more is written, and checkpoints stay."""
 
     async def course(self) -> None:
         self.loop.call_later(max(0.0, -self.kill_at), self.user.delete)
@@ -192,7 +190,7 @@ class Deleted(Away):
 
 
 class Lost(Away):
-    """A job that loses a worker while there is no operator. way: how it is lost."""
+    """A scenario in which a job loses a worker while there is no operator. way: how the worker is lost."""
 
     def __init__(self, of: ClusterScenario, way: str) -> None:
         super().__init__(of, nothing, 0.0)
@@ -301,7 +299,7 @@ def test_an_edit_is_followed_whenever_the_operator_ends(kill_at: float) -> None:
 
 @pytest.mark.parametrize("kill_at", SOON)
 def test_workers_are_replaced_one_after_the_other_whenever_the_operator_ends(kill_at: float) -> None:
-    """`_at_rest` checks, among other things, that all workers have the new image."""
+    """One of the run's checks, `_at_rest`, requires that all workers have the new image."""
     assert TrainsOn(job_of(7, steps=80), new_image, kill_at, followed=lambda _: None).run().problem is None
 
 

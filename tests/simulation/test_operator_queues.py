@@ -27,7 +27,7 @@ CLASSES = {"urgent": 100, "needed": 10, "growth": 1}
 
 
 def of_two_stages(seed: int, *, steps: int, **changes: Any) -> ClusterScenario:
-    """Return a job of one to `most` pipelines of two stages; a step takes about a second."""
+    """Return a scenario with a job of one to `most` pipelines of two stages; a step takes about a second."""
     made = scenario(seed, queued=True)
     sizes = {"stages": 2, "pipelines": 1, "microbatches": 4, "steps": steps, "sizes": (1,) * 6, "groups": 2}
     arithmetic = replace(made.arithmetic, **sizes)
@@ -36,7 +36,7 @@ def of_two_stages(seed: int, *, steps: int, **changes: Any) -> ClusterScenario:
 
 
 class Queued(OperatorSimulation):
-    """Jobs in one queue, by name, each with its section `queue`. quota: workers."""
+    """A simulation of several jobs in one queue, by name, each with its section `queue`. quota: in workers."""
 
     def __init__(self, jobs: Mapping[str, tuple[ClusterScenario, Object]], quota: int) -> None:
         self.keys = {name: ("default", name) for name in jobs}
@@ -138,7 +138,7 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8)
 @pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_job_shrinks_for_a_more_important_one_and_grows_again(seed: int, killed: bool) -> None:
-    """The quota suffices for one job and a half. killed: the operator ends while pods are being preempted."""
+    """The quota suffices for one and a half jobs. killed: the operator ends while pods are being preempted."""
 
     class Shrinking(Queued):
         async def course(self) -> None:

@@ -29,8 +29,8 @@ def simulate(*arguments: str, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def printed() -> list[str]:
-    """The output of each of RUNS. One process makes them all, since a start takes longer than any of them, with the
-    hash seed for which it would restart itself.
+    """Return the output of each of RUNS. One process makes them all, with the hash seed for which it would restart
+    itself, since a start takes longer than a run.
     """
     text = simulate(*" --then ".join(RUNS).split(), PYTHONHASHSEED="0")
     _, *each = re.split(r"^\$ .*\n", text, flags=re.MULTILINE)
@@ -43,13 +43,13 @@ def said(printed: list[str]) -> Mapping[str, str]:
 
 
 def check(printed: str, runs: int, times: int = 1) -> None:
-    """Check that `times` lines report that many runs, and no failed one."""
+    """Check that `times` lines report `runs` runs of which none failed."""
     ends = re.findall(rf"^{runs} runs?, .*, 0 failed $", printed.replace("\r", "\n"), re.MULTILINE)
     assert len(ends) == times, printed
 
 
 def test_the_operator_gets_over_whatever_befalls_a_job_while_it_chooses_the_grid(said: Mapping[str, str]) -> None:
-    """`make simulate` tries hundreds of seeds. The test below tries a fixed grid."""
+    """This run chooses the grid, the one below has a fixed one; `make simulate` tries hundreds of seeds."""
     assert "DISTURBANCE" in said[GRIDS]
     assert " virtual seconds\n" in said[GRIDS]
     assert "PROBLEM" not in said[GRIDS]
@@ -65,7 +65,7 @@ def test_the_operator_gets_over_it_while_others_want_the_quota_of_the_jobs_queue
 
 
 def test_who_trains_is_left_alone_while_no_watch_tells_of_its_node(said: Mapping[str, str]) -> None:
-    """The watches are interrupted for 66 s; a worker that waits for a node for 20 s moves to another pool."""
+    """The watches miss 66 s of changes; a worker that waits for a node for 20 s would move to another pool."""
     check(said[SILENT], 1)
 
 
@@ -75,5 +75,5 @@ def test_what_went_wrong_once_goes_well() -> None:
 
 
 def test_a_run_is_a_function_of_its_seed(printed: list[str]) -> None:
-    """Earlier runs in the same process change nothing."""
+    """A repeated run has the same output, whatever ran before in the process."""
     assert printed[0] == printed[-1]

@@ -84,7 +84,7 @@ def messages(jobs: Jobs, part: str) -> int:
 
 
 def stopped_early(jobs: Jobs) -> bool:
-    """Return whether evaluations ended some jobs early, and decisions others."""
+    """Return whether some jobs were ended early by an evaluation, and others by a decision."""
     stopped = [job for job in jobs if job.finish is not None and job.finish.reason == "EarlyStopped"]
     return len(stopped) > 3 and {job.scenario.arithmetic.by_decision for job in stopped} == {True, False}
 
@@ -116,13 +116,13 @@ def test_no_seed_of_random_faults_breaks_the_protocol(kinds: tuple[Kind, ...], s
 
 
 def each(few: int, many: int) -> list[Any]:
-    """Return the seeds of tests that try one each, of which only a few are not slow."""
+    """Return `many` seeds as parameters of a test, of which only the first `few` are not slow."""
     return [*range(few), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(few, many))]
 
 
 @pytest.mark.parametrize("seed", each(1, 25))
 def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
-    """The jobs come from seeds that no other test uses; one job has another number of pipelines."""
+    """Jobs without faults end with the oracle's result. No other test uses their seeds."""
     job = Simulation(scenario(10_000 + seed, Kind.ELASTIC))
     job.injector.left.clear()
     verdict = job.run()
@@ -132,7 +132,7 @@ def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1, 218, 240])
 def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: int) -> None:
-    """Eight workers cannot be spread evenly over three zones. In seeds 218 and 240 an heir needs state that is lost
+    """Eight workers cannot be spread evenly over three zones, and in seeds 218 and 240 an heir needs state that is lost
     with its neighbour.
     """
     rng = random.Random(seed)

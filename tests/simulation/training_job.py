@@ -67,7 +67,7 @@ OPERATIONS = 1e6  # of each layer, which a worker of a cluster counts
 
 @cache
 def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> Task:
-    """Return one of the library's models, made ready as workers do. Cached, since it is a function of the arguments."""
+    """Return a model of the library, made ready as workers do. Cached, since it is a function of the arguments."""
     return settled(load_task(entrypoint, json.loads(config), training), seed)
 
 
@@ -77,7 +77,7 @@ class Killed(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kill of the worker that starts (or has just ended) that instruction, the first time that it does."""
+    """A kill of the worker that starts this instruction (after: that has just ended it), for the first time."""
 
     name: str
     cell: Cell
@@ -88,7 +88,7 @@ class Fault:
 
 @dataclass
 class Node:
-    """A worker. inside: its engine's components, once it has a plan."""
+    """A worker of the job. inside: the components of its engine, once it has a plan."""
 
     name: str
     engine: Engine
@@ -106,7 +106,7 @@ class Node:
 
 
 class MemoryStore:
-    """The files of layers in memory, as workers write them, and the committed checkpoints."""
+    """A store in memory of layers' files, as workers write them, and of committed checkpoints."""
 
     def __init__(self) -> None:
         self.files: dict[tuple[CheckpointId, int], bytes] = {}
@@ -150,7 +150,7 @@ class MemoryStore:
 
 @dataclass
 class ToCoordinator:
-    """A worker's channel to the coordinator; see `Coordinator`."""
+    """A worker's channel to the coordinator; implements `Coordinator`."""
 
     inbox: "deque[Any]"
     worker: str
@@ -161,7 +161,7 @@ class ToCoordinator:
 
 @dataclass(frozen=True)
 class FilesOfWorker:
-    """A worker's checkpoint files; see `CheckpointFiles`."""
+    """A worker's checkpoint files; implements `CheckpointFiles`."""
 
     store: MemoryStore
     coordinator: "ToCoordinator"
@@ -177,7 +177,7 @@ class FilesOfWorker:
 
 @dataclass(frozen=True)
 class StagesOfWorker:
-    """A worker's builder of stages; see `StageBuilder`."""
+    """A worker's builder of stages; implements `StageBuilder`."""
 
     job: "Job"
     worker: str
@@ -217,11 +217,11 @@ class Watch:
 class Job:
     """One simulated job.
 
-    decide: called before every turn; may act on the job (kill, notice). capacity: workers that can be alive at once;
-    further requests wait for room. store: of checkpoints, possibly with some. devices: of each worker; the parts of its
-    stages use them in turn. copies: makes the host copies of a worker that computes on the CPU alone. per_worker:
-    devices of each worker, each of which runs a part of its stage, instead of the manifest's number. layer_seconds:
-    reported time of each layer, instead of the measured one. task: instead of the manifest's.
+    decide: called before every turn; may act on the job (kill, notice). capacity: the most workers alive at once;
+    further requests wait. store: of checkpoints, possibly with some. devices: of each worker; the parts of its stages
+    use them in turn. copies: makes the host copies of a worker that computes on the CPU alone. per_worker: devices of
+    each worker, each of which runs a part of its stage, instead of the manifest's number. layer_seconds: reported time
+    of each layer, instead of the measured one. task: replaces the manifest's.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class Job:
         return self
 
     def strikes(self, fault: Fault) -> bool:
-        """Return whether the worker that starts or has just ended that instruction dies now."""
+        """Return whether this instruction kills its worker now: whether a fault is planned for it."""
         if fault not in self.faults:
             return False
         self.faults.remove(fault)
@@ -357,7 +357,7 @@ class Job:
             self.kill(node.name)
 
     def _times(self, node: Node) -> tuple[StageTimes, ...] | None:
-        """Return the stage times that a worker reports."""
+        """Return the stage times that the worker reports: measured ones, or those of `layer_seconds`."""
         plan, seconds = self.state.plan, self._layer_seconds
         if seconds is None or plan is None:
             return node.engine.times_due(self.now)
@@ -446,18 +446,18 @@ class Job:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the job ended; None while it runs."""
+        """The job's outcome; None while it runs."""
         return self.finish.outcome if self.finish else None
 
     @property
     def end(self) -> Finish:
-        """How the job ended; it must have ended."""
+        """The end of the job. Raises AssertionError if it still runs."""
         assert self.finish is not None
         return self.finish
 
     @property
     def bits(self) -> str:
-        """A digest of the whole model's last state, the same on any grid; the job must be complete."""
+        """The digest of the whole model's last state, equal on any grid; the job must be complete."""
         assert self.outcome is Outcome.COMPLETE, (self.finish, self.emitted[-5:])
         return add_digests({cell.stage: digest for cell, digest in self.state.ending.finished}.values())
 
@@ -495,7 +495,7 @@ def check_same_bits(first: Job, *others: Job) -> None:
 def one_of_each_kind(
     executed: Iterable[Fault], kind: Callable[[Fault], object] = lambda fault: fault.name
 ) -> set[Fault]:
-    """Return one place for each kind of instruction, alternately an early and a late one."""
+    """Return one executed instruction of each kind, alternately an early and a late one."""
     by_kind: dict[object, list[Fault]] = {}
     for fault in dict.fromkeys(executed):
         by_kind.setdefault(kind(fault), []).append(fault)
