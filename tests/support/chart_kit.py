@@ -99,5 +99,5 @@ def chart(homes: Path) -> Helm:
 
 @pytest.fixture(scope="session")
 def rendered(chart: Helm) -> dict[str, list[Json]]:
-    """The rendered objects of each of the SETS."""
+    """Render the chart with each of the SETS of values, and return the objects."""
     return {name: chart.template(values, apis=FOREIGN) for name, values in SETS.items()}

@@ -24,7 +24,7 @@ GONE_SECONDS = 120  # owned objects go a little later than their owners
 
 
 class Release:
-    """A Helm release. values: for every install and upgrade; by default those that a cluster of processes needs."""
+    """A Helm release. values: for every install and upgrade; by default those for a cluster of processes."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Release:
         return [found for selector in selectors for found in labelled(self.api, selector)]
 
     def until_gone(self, allowed: Callable[[str], bool] = lambda _: False) -> None:
-        """Wait until nothing of the release is left except the kept Secrets and allowed names."""
+        """Wait until the cluster has no object of the release except the kept Secrets and allowed names."""
         kept = {f"Secret {self.namespace}/{self.full_name}-{suffix}" for suffix in ("ca", "key")}
 
         def left() -> list[str]:
@@ -111,7 +111,7 @@ Install = Callable[..., Release]  # makes one, of a name of its own
 
 @contextmanager
 def no_crd(api: Client) -> Iterator[None]:
-    """Delete the CRD before and after the block: other tests have their own."""
+    """Delete the CRD before and after the block, since other tests install their own."""
     remove_crd(api)
     try:
         yield
@@ -125,9 +125,9 @@ def remove_crd(api: Client) -> None:
 
 
 def labelled(api: Client, selector: str) -> list[str]:
-    """Return "KIND NAMESPACE/NAME" of all objects with that label, of any kind.
+    """Return "KIND NAMESPACE/NAME" of all objects that match a label selector, of any kind.
 
-    A kind, and with the last one its group, may be deleted between two requests.
+    A kind, and with the last one its API group, may be deleted between two requests.
     """
     versions = ["/api/v1", *(f"/apis/{g['preferredVersion']['groupVersion']}" for g in api.get("/apis")["groups"])]
     found = []

@@ -68,11 +68,11 @@ def complete(step: int, id: str = "a", **options) -> ListedCheckpoint:
 
 
 class Killed(BaseException):
-    """The end of the process."""
+    """Raised by a fault that ends the process."""
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """A file system in memory with faults. faults: the fault of the operation of that number, from 0."""
+    """An in-memory file system with faults. faults: by the operation's number, from 0."""
 
     cachable = False
 

@@ -57,7 +57,7 @@ def written(world: World, checkpoint: CheckpointId, *layers: int) -> None:
 
 
 def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
-    """Train to that step, whose state the root decides to keep, and return the checkpoint."""
+    """Train to a step whose state the root decides to keep, and return that checkpoint."""
     train(world, step - 1)
     checkpoint = CheckpointId(step=step, id=id)
     world.commit((world.state.checkpoints.number, checkpoint))
@@ -66,7 +66,7 @@ def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 
 def tell_sums(world: World, version: int) -> None:
-    """Let all holders of a stage report equal sums of that version."""
+    """Let each holder of each stage report the same checksum of its state of that version."""
     for stage, holders in enumerate(world.state.certain_holders(world.plan)):
         for worker in holders:
             world.tell(Received(worker, StateSums(stage=stage, version=version, sums={"w": "0" * 16})))
@@ -82,7 +82,7 @@ def save(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 
 def finished(world: World) -> None:
-    """Let all workers report the end of their stages, with equal sums."""
+    """Let all workers report the end of their stages, with equal checksums."""
     tell_sums(world, world.spec.training.steps)
     for cell in world.plan.cells():
         message = protocol.CellFinished(cell=cell, digest="0" * 64)
@@ -90,7 +90,7 @@ def finished(world: World) -> None:
 
 
 def lose_stage(world: World) -> None:
-    """Lose all copies of a stage at once; a third worker lives."""
+    """Lose all holders of a stage at once; another worker survives."""
     plan = world.plan
     for worker in sorted(plan.at(Cell(0, 1)).holders):
         world.lose(worker)
@@ -98,7 +98,7 @@ def lose_stage(world: World) -> None:
 
 
 def started(checkpoint: CheckpointId, **found: Any) -> World:
-    """Return a world whose store has a checkpoint from the beginning."""
+    """Return a world whose store had this checkpoint before the job began."""
     world = World(2, 1, 0, checkpoint={"everySteps": 8})
     world.found = protocol.CheckpointFound(number=0, checkpoint=checkpoint, **found)
     world.settle()
@@ -106,7 +106,7 @@ def started(checkpoint: CheckpointId, **found: Any) -> World:
 
 
 def gone_back(*, skipped: bool = False) -> tuple[World, str]:
-    """Return a world that went from step 13 back to its checkpoint of step 8, and the worker that was asked for it.
+    """Return a world that went from step 13 back to its checkpoint of step 8, and the worker that reads the store.
 
     skipped: the last of these steps left the model unchanged.
     """

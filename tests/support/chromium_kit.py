@@ -145,7 +145,7 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, expression: str, seconds: float = 30) -> Any:
-        """Wait until the expression is true, on this page or on the one that it leads to."""
+        """Wait until the expression is true, on this page or on the next one, and return its value."""
         deadline = time.monotonic() + seconds
         while not (value := await self._value_if_here(expression)):
             if time.monotonic() > deadline:
@@ -189,7 +189,7 @@ class Tab:
 
 @contextlib.contextmanager
 def started() -> Iterator[str]:
-    """Run a browser with a profile of its own, and yield its address. Needs a browser that chromium() finds."""
+    """Run a browser with a profile of its own, and yield its DevTools address. chromium() must find one."""
     program = chromium()
     assert program is not None, MISSING
     with tempfile.TemporaryDirectory(prefix="bamboo-chromium-", ignore_cleanup_errors=True) as profile:

@@ -33,7 +33,7 @@ def put(document: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
 
 
 def whole() -> dict[str, Any]:
-    """Return a manifest with every field but a URL and a number of pipelines."""
+    """Return a manifest that sets every field except the URL and the number of pipelines."""
     document = deepcopy(_WHOLE)
     document["spec"]["worker"]["resources"]["requests"] = {"cpu": "500m"}
     return document
@@ -214,7 +214,7 @@ RESOURCES = st.sampled_from(["cpu", "memory", "nvidia.com/gpu", "example.com/A_b
 
 
 def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy of values that fit one field's schema, whatever the rules between fields."""
+    """Return a strategy for values that fit a field's schema, but may break rules between fields."""
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if "x-kubernetes-preserve-unknown-fields" in schema:
@@ -279,7 +279,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], most: int) -> None:
-    """Make the fixed and the chosen parts of the grid keep the rules. most: of pipelines."""
+    """Change the fixed and the chosen parts of the grid until they fit the rules. most: the most pipelines."""
     if topology.get("split") is not None:
         topology["stages"] = draw(st.sampled_from([len(topology["split"]), None]))
     stages = len(topology.get("split") or ()) or topology.get("stages")
@@ -301,7 +301,7 @@ def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], m
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
-    """Make a spec keep the rules of a worker's devices."""
+    """Change a worker's devices until they fit the rules."""
     if worker.get("devices") in (None, 1):
         return
     fewest = min(topology.get("split") or (worker["devices"],))

@@ -1,6 +1,6 @@
-"""A CRD as an API server applies it: defaults, structural schema, keys of lists and CEL rules.
+"""A CRD as an API server applies it: defaults, structural schema, list-map keys and CEL rules.
 
-It is stricter in two ways, as the parser is: it refuses unknown fields, which a server drops, and 1.0 is no integer.
+It is stricter in two ways, as the parser is: it refuses unknown fields, which a server drops, and 1.0 as an integer.
 """
 
 import re
@@ -35,7 +35,7 @@ ANYTHING = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
 
 
 def _read(schema: Any) -> Any:
-    """Return the schema with maps of anything as objects with any fields."""
+    """Return the schema in which maps of any values are objects with any fields."""
     if isinstance(schema, list):
         return [_read(item) for item in schema]
     if not isinstance(schema, dict):
@@ -50,7 +50,7 @@ SCHEMA: dict[str, Any] = _read(VERSION["schema"]["openAPIV3Schema"])
 
 
 def nodes(schema: Mapping[str, Any] = SCHEMA, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every inner schema with its path; a list's items are at [], a map's values at {}."""
+    """Yield the path and schema of every field; the path of a list's items ends with [], of a map's values with {}."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from nodes(inner, f"{path}.{name}" if path else name)
@@ -84,7 +84,7 @@ def defaulted(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusals(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
-    """Return why a server refuses to create the document, or to replace the old one by it."""
+    """Return why a server refuses to create the document, or to replace the document `old` by it."""
     new, wrong = _stored(document)
     if (new.get("apiVersion"), new.get("kind")) != _HEAD:
         return [f"expected {_HEAD}"]
@@ -93,7 +93,7 @@ def refusals(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) 
 
 
 def _stored(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the stored document, and the schema's refusals. Cached: tests ask about the same documents again."""
+    """Return the stored document, and the schema's refusals. Cached, since tests ask about the same documents again."""
     text = repr(document)
     if text not in _KNOWN:
         if len(_KNOWN) == KNOWN:
@@ -162,7 +162,7 @@ def _is_integer(_: Any, value: Any) -> bool:
 
 
 def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[ValidationError]:
-    """Check a pattern as RE2 reads it: $ is the very end. Another test shows that each pattern is ^...$."""
+    """Check a pattern as RE2 reads it: $ is the very end. Another test checks that each pattern is ^...$."""
     if isinstance(value, str) and not re.fullmatch(pattern[1:-1], value, re.ASCII):
         yield ValidationError(f"{value!r} does not match {pattern}")
 
@@ -198,7 +198,7 @@ def _holds(rule: str, value: Any, old: Any) -> bool:
 
 
 def broken(schema: Mapping[str, Any], value: Any, old: Any, path: str) -> Iterator[str]:
-    """Yield the rules that do not hold. A rule that reads oldSelf is for objects that existed before."""
+    """Yield the messages of broken rules. A rule that reads oldSelf holds for objects that did not exist before."""
     if rules := schema.get("x-kubernetes-validations", ()):
         alone, changed = repr(value), repr((value, old))  # nearly all of it was judged before
         for rule in rules:

@@ -7,12 +7,12 @@ from stage_kit import small_task
 
 
 def between(layer) -> object:
-    """Return a task with that layer in the middle."""
+    """Return a small task with this layer between two linear ones."""
     return small_task(layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
 
 
 class Late(nn.Module):
-    """A layer that changes its buffers in one forward of many."""
+    """A layer that calls `act` to change its buffers, in its forward number `at` only."""
 
     def __init__(self, act, at: int) -> None:
         super().__init__()

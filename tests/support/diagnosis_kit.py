@@ -77,7 +77,7 @@ WELL = ClusterFacts(
 
 
 def found(**changes: Any) -> tuple[Finding, ...]:
-    """Return the findings for a faultless cluster with these facts changed."""
+    """Return the findings for a faultless cluster in which these facts are changed."""
     return diagnosis(replace(WELL, **changes), NOW)
 
 

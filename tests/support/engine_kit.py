@@ -38,8 +38,8 @@ class NoFiles:
 
 
 class OneEngine:
-    """One engine. now: its clock. said: messages to the coordinator. did: instructions by name, cell and microbatch.
-    net: sent frames.
+    """One worker's engine. now: its clock. said: messages to the coordinator. did: instructions by name, cell and
+    microbatch. net: sent frames.
     """
 
     def __init__(self, worker: str, plan: Plan | None = THREE, devices: int = 1) -> None:
@@ -71,13 +71,13 @@ class OneEngine:
         return self.engine.components
 
     def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        """See Observer."""
+        """Ignore the start of an instruction; see `Observer`."""
 
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         self.did.append((name, cell, microbatch))
 
     def event(self, name: str, **facts: object) -> None:
-        """See Observer."""
+        """Ignore an event; see `Observer`."""
 
     def work(self) -> list[tuple[str, int]]:
         """Run all instructions that are ready, and return their names and microbatches in order."""
@@ -87,7 +87,7 @@ class OneEngine:
         return [(name, microbatch) for name, _, microbatch in self.did]
 
     def get(self, kind: FrameKind, cell: Cell, *tensors: torch.Tensor, sender: str = "", **more: Any) -> None:
-        """Deliver a frame. more: unusual parts of its address, its epoch or its payload."""
+        """Deliver a frame to the engine. more: other fields of its address, its epoch or its payload."""
         fields = {name: more.pop(name) for name in ("step", "microbatch", "part") if name in more}
         address = Address(kind, *cell, fields.pop("step", 0), **fields)
         plan = self.inside.plan.current

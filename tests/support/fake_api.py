@@ -1,4 +1,4 @@
-"""The objects of a played API server, with its refusals."""
+"""A fake API server's objects, and its refusals."""
 
 import copy
 from typing import Any

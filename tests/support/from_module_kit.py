@@ -23,7 +23,7 @@ def small() -> dict[str, Any]:
 
 
 def model_of(forward: Callable[[Any, Tensor], Any], block: Callable[[], nn.Module] = lambda: nn.Linear(4, 4)) -> Any:
-    """Return a class with a list of three blocks and that forward."""
+    """Return a module class with a list of three blocks and the given forward."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -61,7 +61,7 @@ def state_of(layers: list[nn.Module]) -> dict[str, Tensor]:
 
 
 def load_state(layers: list[nn.Module], state: Mapping[str, Tensor]) -> None:
-    """Give the layers the weights of a job, and set them to eval mode."""
+    """Load a job's weights into the layers, and set them to eval mode."""
     for number, layer in enumerate(layers):
         prefix = f"layers.{number}."
         layer.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
@@ -77,7 +77,7 @@ def check_gradients(layers: list[nn.Module], model: nn.Module) -> None:
 
 
 def whole(task: Task, make: Callable[[], nn.Module]) -> tuple[list[nn.Module], nn.Module]:
-    """Return the layers, and a whole model with their values."""
+    """Return the task's layers, and the unsplit model with their values."""
     layers, model = layers_of(task), make()
     model.load_state_dict(state_of(layers))
     return layers, model

@@ -38,7 +38,7 @@ def _part(value: Any) -> str:
 
 
 class ApiServer:
-    """A reviewer of tokens that accepts those in `good`, and counts its calls."""
+    """A fake API server that reviews tokens: it accepts those in `good`, and counts its calls."""
 
     def __init__(self) -> None:
         self.good: dict[str, PodIdentity] = {}
@@ -66,7 +66,7 @@ class ApiServer:
 
 
 class House:
-    """A gateway with one job, whose pods are job-w0 (alive, u0) and job-w1 (lost)."""
+    """A gateway with one job, whose pods are job-w0 (alive, UID u0) and job-w1 (lost)."""
 
     def __init__(self) -> None:
         self.server, self.gateway, self.events = ApiServer(), WorkerGateway(), list[ChannelEvent]()
@@ -83,7 +83,7 @@ class House:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def knock(self, header: str | None, place: str = workers_path(JOB)) -> tuple[int, str | None]:
-        """Return the status of the gateway's answer, 101 for a WebSocket, and the reason of a refusal."""
+        """Try to connect, and return the HTTP status, 101 for a WebSocket, and the reason of a refusal."""
         headers = {} if header is None else {"Authorization": header}
         async with aiohttp.ClientSession() as session:
             try:
@@ -94,7 +94,7 @@ class House:
 
     @contextlib.asynccontextmanager
     async def greeted(self, name: str = "job-w0") -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Yield a channel with the token of job-w0's pod, which the API server confirms, after a Hello of that name."""
+        """Yield a channel after a Hello of `name` with job-w0's token, which the API server accepts."""
         self.server.good[token()] = PodIdentity("team", "job-w0", "u0")
         headers = {"Authorization": f"Bearer {token()}"}
         async with (

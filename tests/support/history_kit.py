@@ -14,7 +14,7 @@ def step(number, attempt=1, **more):
 
 
 def evaluated(number, attempt=1, **metrics):
-    """Return the evaluation of the state after that step, as the next step's commit brings it."""
+    """Return the evaluation of a step's state, as the next step's commit brings it."""
     return EvaluationRecord(attempt=attempt, step=number, time=1000.0 * attempt + number + 1, metrics=metrics)
 
 

@@ -13,7 +13,7 @@ BATCH, LENGTH, WIDTH = 4, 16, 256
 
 
 class First(nn.Module):
-    """A layer that returns the output sequence of a recurrent layer."""
+    """A recurrent layer that returns only its output sequence."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class First(nn.Module):
 
 
 class Chooses(nn.Module):
-    """A layer whose path depends on values, so that it needs real ones."""
+    """A layer whose result has a shape that depends on values, so that it needs real ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,5 +48,5 @@ def sequences(*layers: Callable[[], nn.Module], vocabulary: int = 50) -> Task:
 
 
 def products(inner: int, outer: int) -> int:
-    """Return the operations of a matrix product for each position, forward and backward."""
+    """Return the operations of a linear layer on all positions of a batch, forward and backward."""
     return 3 * 2 * BATCH * LENGTH * inner * outer

@@ -29,7 +29,7 @@ def evaluated(number: int, **metrics) -> EvaluationRecord:
 
 
 class Kept:
-    """A logger that keeps its calls. mood: "fails", "hangs", "closes badly" or fine."""
+    """A logger that records its calls. mood: "fails", "hangs", "closes badly", or "" for a sound one."""
 
     def __init__(self) -> None:
         self.given: list[Record] = []
@@ -92,7 +92,7 @@ class Followed(HistoryKeeper):
 
 
 def named(*loggers, **more):
-    """Return the loggers that a manifest with these entries gives a small task."""
+    """Return the loggers that a small task gets from these entries of a manifest."""
     document = bamboojob(
         task={"entrypoint": "m:build"}, training=training(1, 2, 1, loggers=list(loggers)), topology={"stages": 1}
     )

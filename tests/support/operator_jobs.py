@@ -32,7 +32,7 @@ def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json
 
 
 def claimed(cluster: Cluster, namespace: str) -> str:
-    """Create a volume claim in the namespace, and return it as a checkpoint's storage."""
+    """Create a volume claim in the namespace, and return its storage URL for checkpoints."""
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -50,12 +50,12 @@ def folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:
 
 
 def digest_of_undisturbed(document: Json) -> str:
-    """Return the digest of all layers of the undisturbed job, the same for any split."""
+    """Return the digest of all layers after undisturbed training, the same for any split."""
     return add_digests(undisturbed(document).digests)
 
 
 def undisturbed(document: Json) -> TrainingJob:
-    """Train the job in this process on one worker; the grid changes no bit."""
+    """Train the job in this process on one worker, which gives the same bits as any grid."""
     spec = document["spec"]
     alone = bamboojob("alone", task=spec["task"], training=spec["training"], topology={"stages": 1})
     return TrainingJob(alone).run()
@@ -70,9 +70,9 @@ def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, 
 
 
 def endless(document: Json) -> Json:
-    """Make the job endless and slow; its workers run on this machine.
+    """Make the job endless, with some steps a second, since at full speed it would slow down what the test waits for.
 
-    It trains some steps a second: at full speed it would slow down what the test waits for.
+    Its workers run on this machine.
     """
     document["spec"]["training"]["steps"] = ENDLESS
     document = paced.slowed(document, Path(TEXT))  # which stays

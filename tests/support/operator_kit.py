@@ -69,7 +69,7 @@ def pod(
     init: Mapping[str, Any] | None = None,
     **status: Any,
 ) -> dict[str, Any]:
-    """Return a worker's pod. ended, init: the `terminated` state of the trainer's, and of an init container."""
+    """Return a worker's pod. ended, init: the `terminated` state of the trainer's and of an init container."""
     metadata: dict[str, Any] = {"name": "tiny-w3"}
     if deleted:
         metadata |= {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace}
@@ -219,7 +219,7 @@ def render(spec=None, number=3, where=None, settings=SETTINGS, **worker):
 def stored(
     number: int = 0, *, node: str = "", phase: str = "Running", where: NodePool | None = None, **metadata: Any
 ) -> dict[str, Any]:
-    """Return that worker's pod as an API server stores it; its uid is p and its number, unless given."""
+    """Return worker `number`'s pod as an API server stores it; its UID is p and the number, unless given."""
     made: dict[str, Any] = render(number=number, where=where)
     made["metadata"] |= {"uid": f"p{number}", **metadata}
     made["spec"] |= {"nodeName": node} if node else {}

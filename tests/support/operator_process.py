@@ -66,7 +66,7 @@ def allow_lease(cluster: Cluster, namespace: str) -> None:
 
 
 def stand_in(cluster: Cluster, namespace: str, name: str) -> str:
-    """Create a pod of that name, which nothing runs, in place of the operator's pod, and return its path."""
+    """Create a pod of that name that no node runs, in place of the operator's pod, and return its path."""
     container = {"name": "operator", "image": "x", "command": ["sleep", "1000"]}
     spec = {"schedulerName": "nobody", "containers": [container]}
     cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace)
@@ -74,10 +74,10 @@ def stand_in(cluster: Cluster, namespace: str, name: str) -> str:
 
 
 class Operator:
-    """An operator, which starts at once. kill() and start() act as a crash or an upgrade, with the same key and
+    """An operator process, which starts at once. kill() and start() act as a crash or an upgrade, with the same key and
     address.
 
-    Its Lease is in the namespace that it watches; another() waits for that one.
+    Its Lease is in the namespace that it watches; an operator made by another() waits for that Lease.
     """
 
     identity = "operator"

@@ -24,7 +24,7 @@ def received(document: Document) -> Any:
 
 
 def written(state: str = "Running", **more: Any) -> dict[str, Any]:
-    """Return the status of a BambooJob."""
+    """Return a BambooJob's status as its API object has it."""
     kind = {"Invalid": "Accepted", "Pending": "WorkersReady"}.get(state, state)
     condition = {
         "type": kind,

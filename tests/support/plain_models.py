@@ -165,7 +165,7 @@ def words() -> Tensor:
 
 
 def padding() -> Tensor:
-    """Return [samples, length]: the words that count."""
+    """Return a mask [samples, length] that is true where a word counts."""
     return torch.arange(LENGTH) < torch.arange(64)[:, None] % (LENGTH - 2) + 3
 
 

@@ -51,7 +51,7 @@ BEGINNING = 10_000.0  # the time at which a test begins, in seconds
 
 
 class Place:
-    """An API server with limited room for pods, and its watch. No pod gets a node."""
+    """A fake API server with room for some pods, and its watch. No pod gets a node."""
 
     def __init__(self) -> None:
         self.cluster, self.room, self.made = ClusterIndices(), 100, 0
@@ -115,7 +115,7 @@ class Place:
         return pod
 
     def take(self, name: str) -> None:
-        """Delete the pod, as a user would, not the operator."""
+        """Delete the pod as a user does."""
         pod_event(self.cluster, "DELETED", self.pods.pop(name))
 
     def open_gate(self, name: str) -> None:
@@ -135,7 +135,7 @@ class Place:
         return True
 
     def mark(self, name: str, seconds: float = 30.0) -> None:
-        """Mark the pod as being deleted within that time."""
+        """Mark the pod as being deleted, with an end in `seconds`."""
         end = datetime.now(UTC) + timedelta(seconds=seconds)
         self.pods[name]["metadata"] |= {"deletionTimestamp": end.isoformat(), "deletionGracePeriodSeconds": 30}
         pod_event(self.cluster, "MODIFIED", self.pods[name])
@@ -149,7 +149,7 @@ class Place:
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def end(self, name: str, code: int) -> None:
-        """End a worker's container."""
+        """End a worker's container with an exit code."""
         terminated = {"exitCode": code, "finishedAt": datetime.now(UTC).isoformat()}
         state = {"name": TRAINER_CONTAINER, "state": {"terminated": terminated}}
         self.pods[name]["status"] = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [state]}
@@ -162,7 +162,7 @@ class Place:
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def stall(self, name: str, reason: str) -> None:
-        """Give the pod a node on which its container cannot start."""
+        """Give the pod a node on which its container cannot start, for that reason."""
         state = {"name": TRAINER_CONTAINER, "state": {"waiting": {"reason": reason}}}
         self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
         self.pods[name]["status"] = {"phase": "Pending", "containerStatuses": [state]}
@@ -228,7 +228,7 @@ class Job:
         )
 
     async def reconciles(self, seconds: float = 0.0, count: int = 4) -> None:
-        """Advance the time, then reconcile `count` times; ignore errors of the API server."""
+        """Advance the time, then reconcile `count` times, ignoring errors of the API server."""
         self.now += seconds
         for _ in range(count):
             with contextlib.suppress(ApiError, ClusterUnreachable):

@@ -15,7 +15,7 @@ SLOW_FAREWELL = "trap 'sleep 3; exit 0' TERM; echo up; while :; do sleep 0.1; do
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEnd:
-    """A pod that ends by itself, and the expected signal. container, spec: further fields."""
+    """A pod that ends by itself, and the expected signal. container, spec: further fields of the manifest."""
 
     name: str
     script: str
@@ -101,7 +101,7 @@ def check_ends(cluster: Cluster, namespace: str, ends: tuple[PodEnd, ...]) -> No
 
 
 def check_farewell(cluster: Cluster, namespace: str) -> None:
-    """Delete a pod: it has a notice of the rest of its grace period, and is lost when it is gone."""
+    """Check that a deleted pod gives notice of the rest of its grace period, and counts as lost once it is gone."""
     main = {"name": TRAINER_CONTAINER}
     cluster.api.create(_pod("polite", SLOW_FAREWELL, main, {"terminationGracePeriodSeconds": GRACE}), namespace)
     where = path(namespace, "polite")

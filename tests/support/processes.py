@@ -38,7 +38,7 @@ Decide = Callable[["Processes"], None]
 
 
 class Processes:
-    """One job. decide: called after every event; may signal workers."""
+    """A job with real worker processes. decide: called after every event; may signal workers."""
 
     def __init__(
         self, manifest: Mapping[str, Any], folder: Path, *, main: str | None = None, decide: Decide = lambda job: None
@@ -114,7 +114,7 @@ class Processes:
         self.queue.put_nowait(WorkerLost(worker, f"exit code {code}", code))
 
     def _located(self, event: Event) -> Event:
-        """Return the event with the node of a joining worker, unless each node has one."""
+        """Return the event; if several workers share a node, with the node of a joining worker."""
         if not isinstance(event, WorkerJoined) or self.per_node == 1:
             return event
         node = f"node-{int(event.hello.worker[1:]) // self.per_node}"
@@ -173,7 +173,7 @@ def run_with_faults(
     *faults: tuple[str, int, int, int, int, int],
     seconds: float = 100.0,
 ) -> Processes:
-    """Run a job with faults: (instruction, pipeline, stage, step, microbatch, signal), each once."""
+    """Run a job with faults (instruction, pipeline, stage, step, microbatch, signal), each of which happens once."""
     marks = folder / "marks"
     marks.mkdir()
     monkeypatch.setenv(faulty_worker.ENVIRONMENT, json.dumps({"marks": str(marks), "faults": faults}))

@@ -32,7 +32,7 @@ class Speed:
 
 
 class QueuedCopy:
-    """A copy with the values of its originals at its start, since values are computed at once here."""
+    """A copy that has its originals' values from its start, since this device computes all values at once."""
 
     def __init__(self, device: "QueuedDevice", parts: Parts, at: float) -> None:
         self._device, self._parts, self._at = device, parts, at
@@ -49,8 +49,8 @@ class QueuedCopy:
 class QueuedHost:
     """The host that a worker's devices share.
 
-    held: until when it waits. waits: how often it had to. made: when each tensor that was handed over exists. latest:
-    the device that got work last.
+    held: until when the host waits. waits: number of its waits. made: when each tensor that was handed over exists.
+    latest: number of the device that got work last.
     """
 
     clock: Callable[[], float]
@@ -81,7 +81,7 @@ class QueuedCopies(AtOnce):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Work of a stage, from one second to another. given: when the host gave it to the device."""
+    """Work of a stage, from `begin` to `end` in seconds. given: when the host gave it to the device."""
 
     stage: int
     given: float
@@ -91,7 +91,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class QueuedMark:
-    """A mark that the device passes at that second."""
+    """A mark in a device's queue, which the device passes at `at` seconds."""
 
     clock: Callable[[], float]
     at: float
@@ -106,7 +106,7 @@ class QueuedMark:
 
 
 class QueuedDevice(AtOnce):
-    """One device of a worker. ran: all its work."""
+    """One device of a worker. ran: its work so far."""
 
     def __init__(self, host: QueuedHost, number: int, speed: Speed) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class QueuedDevice(AtOnce):
 
 
 class QueuedStage(Stage):
-    """A stage that computes at once and takes its time on the device."""
+    """A stage that computes its values at once, and spends the work's time on the device."""
 
     def __init__(self, values: StageValues, device: QueuedDevice, speed: Speed) -> None:
         super().__init__(values, copies=device)
@@ -198,7 +198,7 @@ class QueuedStage(Stage):
 
 
 class QueuedJob(Job):
-    """A job whose workers have such devices.
+    """A job whose workers have devices with queues.
 
     at: when the host started, or was done with, each instruction. speeds: of device stages with another speed.
     """

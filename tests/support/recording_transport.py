@@ -36,7 +36,7 @@ class RecordingTransport:
 
 
 class Told(list[Message]):
-    """A channel to the coordinator that records messages; see `Coordinator`."""
+    """A channel to the coordinator that records messages; implements `Coordinator`."""
 
     def tell(self, message: Message) -> None:
         self.append(message)

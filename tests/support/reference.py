@@ -88,21 +88,21 @@ def _committed(step: int, loss: float, norm: float, skipped: bool) -> Committed:
 
 
 def _scaler(config: TrainingConfig) -> torch.amp.GradScaler:
-    """Return torch's scaler, which does nothing if losses are not scaled."""
+    """Return torch's GradScaler, disabled if the precision does not scale losses."""
     if not config.scales_losses:
         return torch.amp.GradScaler("cpu", enabled=False)
     return torch.amp.GradScaler("cpu", init_scale=loss_scale.INITIAL, growth_interval=loss_scale.GROWTH_INTERVAL)
 
 
 class _OneStep:
-    """An optimizer for a GradScaler."""
+    """An optimizer whose step() a GradScaler can call."""
 
     def __init__(self, optimizer: ScheduledOptimizer, version: int) -> None:
         self._optimizer, self._version = optimizer, version
         self.param_groups = optimizer.inner.param_groups if optimizer.inner else []
 
     def step(self) -> None:
-        """Step with gradients in the parameters' type, which an optimizer needs."""
+        """Step with gradients that have the parameters' dtype, as optimizers require."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         for parameter in parameters:
             gradient, parameter.grad = parameter.grad, None
@@ -115,7 +115,7 @@ class _OneStep:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The result of a microbatch."""
+    """The loss of a microbatch."""
 
     total: float  # its loss and what layers add, times its weight
     weight: float  # 1 if the loss is a mean
@@ -125,7 +125,7 @@ class _Done:
 def _microbatch(
     task: Task, config: TrainingConfig, layers: list[nn.Module], place: tuple[int, int], scaler: torch.amp.GradScaler
 ) -> _Done:
-    """Run a microbatch. place: step and microbatch."""
+    """Run forward and backward of a microbatch, and return its loss. place: step and microbatch."""
     step, microbatch = place
     parts, targets = load_batch(task, config.samples(step, microbatch, task.dataset))
     capture = Capture()

@@ -94,7 +94,7 @@ def pod(number: int, name: str = "story", **status: Any) -> Json:
 
 
 def ended(code: int, reason: str = "Error") -> Json:
-    """Return the status of the pod of a worker that has ended."""
+    """Return the pod status of a worker that has ended. code: its exit code."""
     state = {"terminated": {"exitCode": code, "reason": reason}}
     return {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"name": "trainer", "state": state}]}
 

@@ -52,7 +52,7 @@ def view(plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool 
 
 
 def after_loss(plan: Plan, dead: set[str]) -> Any:
-    """Return the takeover after the loss of all these workers at once, with all replicas in step."""
+    """Return the plan after the loss of these workers at once, with all replicas in sync."""
     return takeover(view(plan, dead=dead, redundancy=RedundancySpec(replicas=3).on(1)))
 
 
@@ -71,12 +71,12 @@ def training(microbatches: int) -> TrainingSpec:
 
 
 def level_holders(plan: Plan, synced: Synced, cell: Cell) -> set[WorkerId]:
-    """Return the workers that have the cell's state in step: its owner, replicas, other pipelines' owners."""
+    """Return the workers with the cell's newest state: its owner, replicas in sync, and other pipelines' owners."""
     others = (plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines))
     replicas = (w for w in plan.at(cell).replicas if (cell, w) in synced)
     return {plan.at(cell).owner, *others, *replicas}
 
 
 def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
-    """Return how many workers may be lost at once without losing the cell's state."""
+    """Return how many workers the job may lose at once without losing the cell's state."""
     return len(level_holders(plan, synced, cell)) - 1

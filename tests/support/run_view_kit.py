@@ -46,7 +46,7 @@ STATUS = Status(
 
 
 def drawn(status: Status, *events: Emit, width: int = 120, height: int = 200, page: str = "") -> str:
-    """Return the picture of a run that started 90 seconds ago, with an event in each second since."""
+    """Return the text of the terminal view of a run that began 90 seconds ago, with an event in each second since."""
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
     began = NOW - timedelta(seconds=90)
     told = tuple(
@@ -58,7 +58,7 @@ def drawn(status: Status, *events: Emit, width: int = 120, height: int = 200, pa
 
 
 def source(document: dict[str, Any]) -> JobSource:
-    """Return a manifest's job, as `bamboo run` reads it."""
+    """Return a manifest as the job source that `bamboo run` reads."""
     return JobSource(name="job.yaml", spec=parse_manifest(document), document=document)
 
 

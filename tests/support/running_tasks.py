@@ -22,7 +22,7 @@ class Derived(nn.BatchNorm1d):
 
 
 class Enter(nn.Module):
-    """A layer with a norm that counts all batches alike, one without parameters, and one that is frozen."""
+    """A layer with norms of several kinds: cumulative average, no parameters, frozen, no running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Twice(nn.Module):
 
 
 class Sometimes(nn.Module):
-    """A layer with a norm that not all microbatches reach."""
+    """A layer whose BatchNorm only some microbatches reach."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ Layers = list[Callable[[], nn.Module]]
 
 
 def made_before() -> Layers:
-    """Return the layers of a finished model that is cut: all modules exist, one block is used twice."""
+    """Return the layers of a model that is built first and then cut; one block is used twice."""
     torch.manual_seed(5)
     embedding, block = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
     last = nn.Sequential(nn.LayerNorm(WIDTH), Head(embedding))
@@ -49,7 +49,7 @@ def made_before() -> Layers:
 
 
 def cached() -> Layers:
-    """Return layers of which the first one that is built makes the shared part."""
+    """Return layers that share cached modules, made by the layer that is built first."""
 
     @functools.cache
     def embedding() -> nn.Embedding:
@@ -63,7 +63,7 @@ def cached() -> Layers:
 
 
 def left_behind() -> Layers:
-    """Return layers of which one leaves a part behind that a later one takes."""
+    """Return layers of which the first leaves its embedding in a variable for the last one."""
     box: dict[str, nn.Embedding] = {}
 
     def first() -> nn.Module:
@@ -74,7 +74,7 @@ def left_behind() -> Layers:
 
 
 def made_here_only() -> Layers:
-    """Return layers that another process cannot make, as with a GPU's memory."""
+    """Return layers that only this process can build, as with layers in a GPU's memory."""
     torch.manual_seed(5)
     embedding, here = nn.Embedding(WORDS, WIDTH), os.getpid()
 
@@ -87,7 +87,7 @@ def made_here_only() -> Layers:
 
 
 def frozen() -> Layers:
-    """Return layers of which two use one block that is not trained."""
+    """Return layers of which two share a block that is not trained."""
     torch.manual_seed(5)
     block = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
     last = nn.Linear(WIDTH, WORDS)

@@ -16,8 +16,8 @@ FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer
 class Slowed(World):
     """Workers that report times. slowness: factors by worker. work: factors by layer; all are 1 by default.
 
-    shadows: each worker also times forwards of the next stage. Unless `chooses` says otherwise the job has one grid,
-    and the coordinator waits for nothing.
+    shadows: each worker also times forwards of the next stage. Unless `chooses` says otherwise, the job has one grid,
+    and the coordinator does not wait for workers.
     """
 
     def __init__(self, stages: int, pipelines: int, standby: int, *, shadows: bool = True, **options: Any) -> None:
@@ -31,7 +31,7 @@ class Slowed(World):
         super().__init__(stages, pipelines, standby, **options)
 
     def train(self, steps: int, seconds: float | None = None) -> None:
-        """Commit steps, a second or more apart, with reports of all workers; plans are obeyed at once."""
+        """Commit steps, a second or more apart; all workers report times, and obey plans at once."""
         for _ in range(steps):
             self.settle_now()
             if self.finish:

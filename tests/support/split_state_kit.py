@@ -11,7 +11,7 @@ from stage_kit import small_task
 
 
 class Averaging(torch.optim.Optimizer):
-    """An optimizer that steps by lr / k with a growing momentum, and keeps k, the sum of weights and a flag in its
+    """An optimizer that steps by lr / k with growing momentum, and keeps k, the sum of weights and a flag in its
     groups.
     """
 
@@ -32,7 +32,7 @@ class Averaging(torch.optim.Optimizer):
 
 
 class OfWhole(torch.optim.SGD):
-    """An optimizer that keeps a number that depends on all parameters of the group, and so on the split."""
+    """An optimizer that keeps a number that depends on all parameters in the group, and so on the split of layers."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -111,5 +111,5 @@ def task_of(optimizer="AdamW", tied=False):
 
 
 def files_of(stages):
-    """Return the files of layers as workers write them: each stage its own."""
+    """Return the files of the stages' layers as workers write them, by layer."""
     return {layer: b"".join(encode(state)) for stage in stages for layer, state in stage.values.layer_states().items()}

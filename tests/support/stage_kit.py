@@ -25,7 +25,7 @@ SPLITS = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 4: [(0, 1), (1, 2), (2, 3), (3, 4)]}
 
 
 def at(precision: str, config: TrainingConfig = CONFIG, **changes: Any) -> TrainingConfig:
-    """Return the configuration in another precision; in fp16 losses are scaled."""
+    """Return the configuration with another precision; fp16 also scales losses."""
     return replace(config, precision=precision, **changes)
 
 
@@ -58,7 +58,7 @@ def plain_model(task: Task, seed: int = CONFIG.seed) -> nn.Sequential:
 def plain_steps(
     task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainingConfig, steps: int
 ) -> Iterator[tuple[int, float]]:
-    """Train in plain PyTorch; only samples and first values are Bamboo's.
+    """Train in plain PyTorch, on Bamboo's samples and from its first values.
 
     Yields each step and its loss once the gradients exist, and steps the optimizer when it is resumed.
     """
@@ -77,7 +77,7 @@ def plain_steps(
 
 
 def plain_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the state by a job's names of parameters and buffers."""
+    """Return the model's parameters and buffers, under the names that a job gives them."""
     return {f"layers.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
 
 
@@ -87,7 +87,7 @@ def chain(task: Task, split, config=CONFIG) -> list[Stage]:
 
 @dataclass(frozen=True, slots=True)
 class StagesOfTask:
-    """A builder of a task's stages; see `StageBuilder`."""
+    """A builder of a task's stages; implements `StageBuilder`."""
 
     task: Task
     config: TrainingConfig = CONFIG
@@ -97,7 +97,7 @@ class StagesOfTask:
 
 
 def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) -> list[Gradients | None]:
-    """Run forward and backward through all stages, and return everything that crossed a boundary."""
+    """Run forward and backward through all stages, and return every tensor that crossed a boundary, in order."""
     crossed: list[Gradients | None] = []
     parts: Parts | None = None
     for stage, work in zip(stages, works, strict=True):
@@ -119,7 +119,7 @@ def begin(stage: Stage, *microbatches: int) -> Work:
 
 
 def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the final gradients: each tied parameter's summed over the layers that use it."""
+    """Return the stages' gradients, with each tied parameter's summed over the layers that use it."""
     pieces: dict[tuple[int, int], torch.Tensor] = {}
     for number, (stage, gradient) in enumerate(zip(stages, gradients, strict=True)):
         for segment in stage.values.tied:
@@ -165,7 +165,7 @@ def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:
 
 
 def whole_state(stage: Stage) -> dict[int, LayerState]:
-    """Return copies of what a replica of the stage needs."""
+    """Return copies of the layers that a replica of the stage needs."""
     return stage.values.layer_states(stage.values.layers_needed(), shown=False)
 
 
@@ -178,5 +178,5 @@ def state_bytes(stage: Stage) -> tuple[int, int]:
 
 
 def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
-    """Return the bytes of the storages of these tensors, by their addresses."""
+    """Return the bytes of these tensors' storages, by address."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}

@@ -39,5 +39,5 @@ def holding(status):
 
 
 def seen(status=None, previous=None, **more):
-    """Return the status in the API, after that previous one."""
+    """Return the job's status in the API after the previous one."""
     return written(job_status(status, read_status(previous), facts(**more)))

@@ -8,7 +8,7 @@ WORDS, LENGTH = 64, 16
 
 
 class Block(nn.Module):
-    """A block, [samples, length, dim] to the same shape; its complex rotary table is its own."""
+    """A transformer block, [samples, length, dim] to the same shape, with a complex rotary table of its own."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A model, token ids [samples, LENGTH] to logits [samples, LENGTH, WORDS]."""
+    """A language model, token ids [samples, LENGTH] to logits [samples, LENGTH, WORDS]."""
 
     def __init__(self, dim: int = 16, layers: int = 2, heads: int = 2) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ def config_of(family: str, **more: Any) -> dict[str, Any]:
 
 
 def refused(config: dict[str, Any]) -> str:
-    """Return the message by which a config is refused."""
+    """Return the message with which `build` refuses a config."""
     with pytest.raises(TaskError) as error:
         load_task(ENTRYPOINT, config)
     assert "\n" not in str(error.value)
@@ -80,7 +80,7 @@ def refused(config: dict[str, Any]) -> str:
 
 
 def pair_of(config: dict[str, Any]) -> tuple[Task, list[nn.Module], Any]:
-    """Return the task, its layers, and the model of transformers with their values, both in eval mode."""
+    """Return the task, its layers, and the unsplit model of transformers with their values, in eval mode."""
     task = huggingface.build(config)
     layers, model = layers_of(task), huggingface.NamedModel.read(config).make()
     assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
@@ -111,7 +111,7 @@ def check_as_transformers(config: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a folder of several files in bf16, with an index and a file named as a tokenizer."""
+    """Write a model in bf16 as it is published: several weight files, their index, and a tokenizer's file."""
     folder = tmp_path_factory.mktemp("published")
     torch.manual_seed(3)
     made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**FAMILIES["gpt2"])).to(torch.bfloat16)

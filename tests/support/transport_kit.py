@@ -55,7 +55,7 @@ def make_frame(
 
 
 def raw_frame(frame: Frame, number: int = 0) -> bytes:
-    """Return a frame's bytes on a link."""
+    """Return the bytes in which a link carries a frame."""
     return b"".join([wire.NUMBER.pack(number), *wire.encode_frame(frame).buffers])
 
 
@@ -69,7 +69,7 @@ def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.sock
 def greet(
     end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY, joins: bytes = b"", secret: str = SECRET
 ) -> tuple[socket.socket, bytes, bytes]:
-    """Open a raw connection from "a" to "b"; return it, the acceptor's nonce, and its answer: b"" for a refusal."""
+    """Open a raw connection from "a" to "b"; return it, the acceptor's nonce, and its answer, b"" for a refusal."""
     sock = socket.create_connection(("127.0.0.1", end.port), SECONDS)
     nonce = sock.recv(wire.NONCE_SIZE)
     sock.sendall(wire.encode_hello(secret.encode(), nonce, "a", "b", lane, joins))
@@ -99,7 +99,7 @@ def our_threads() -> list[str]:
 
 
 def our_sockets() -> dict[str, int]:
-    """Return the descriptors of open sockets, by names that no later socket has."""
+    """Return the descriptors of this process's open sockets, by names that no later socket reuses."""
     links = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -108,7 +108,7 @@ def our_sockets() -> dict[str, int]:
 
 
 def accepted(end: TcpTransport) -> list[socket.socket]:
-    """Return duplicates of the connections that an end has accepted; close them."""
+    """Return duplicates of the connections that an end has accepted; the caller closes them."""
     made = []
     for sock in [socket.socket(fileno=os.dup(descriptor)) for descriptor in our_sockets().values()]:
         try:
@@ -153,9 +153,7 @@ class Net:
 
 
 def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
-    """Return whether the other side closes without an answer, perhaps while it is still receiving. last: bytes to send
-    before.
-    """
+    """Return whether the other side closes without an answer, perhaps while it receives. last: bytes to send first."""
     sock.settimeout(8)
     try:
         if last:

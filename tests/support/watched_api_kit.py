@@ -1,4 +1,4 @@
-"""A small played API server, and a job controller on it."""
+"""A small fake API server, and a job controller that uses it."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ EARLY, LATE = "2026-03-01T12:00:00Z", "2026-03-01T12:00:05Z"
 
 
 class Server:
-    """A connection to an API server that takes pods, events and statuses, and has nothing else."""
+    """A connection to an API server that accepts pods, events and statuses, and has no other objects."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -47,7 +47,7 @@ async def managed(server: Server) -> AsyncIterator[JobController]:
 
 
 def job_event(jobs: JobController, kind: str | None, job: dict[str, Any]) -> None:
-    """Tell the controller of a job that is new, edited, being deleted or gone."""
+    """Report to the controller a job that is new, edited, being deleted or gone."""
     if kind == "DELETED" or "deletionTimestamp" in job["metadata"]:
         jobs.end(job, gone=kind == "DELETED")
     elif kind == "MODIFIED":

@@ -18,7 +18,7 @@ IGNORED = -100
 
 
 class Enter(nn.Module):
-    """A first layer that passes on whole numbers and adds a loss without a gradient."""
+    """A first layer that also passes on its integer input, and adds a loss without a gradient."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,14 +33,14 @@ from manifest_kit import bamboojob, training
 
 
 def held(plan: Plan, worker: str, cut: CheckpointId) -> protocol.StateHeld:
-    """Return a worker's report on a cut: it has copies of the layers of its stages."""
+    """Return a worker's report on a checkpoint cut: it has copies of all layers of its stages."""
     stages = [plan.stages[cell.stage] for cell in plan.cells() if worker in plan.at(cell).holders]
     layers = sorted({layer for ends in stages for layer in range(*ends)})
     return protocol.StateHeld(checkpoint=cut, layers=tuple(layers))
 
 
 def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
-    """Return the report of a cell's new owner that has caught up."""
+    """Return the report with which a cell's new owner says that it has caught up."""
     return protocol.TakenOver(
         epoch=plan.epoch, cell=cell, step=0, reform_ms=1.0, recompute_ms=1.0, forwards=1, backwards=1
     )
@@ -135,7 +135,7 @@ class World:
             self.deliver() if self.pending else self.tell(Tick())
 
     def check_calm(self) -> None:
-        """Check that a coordinator that expects no decision makes none, until a deadline passes."""
+        """Check that a coordinator with no decision due makes none, until a deadline passes."""
         state = self.state
         waits = state.checkpoints.writers or state.ending.stopping
         waits = waits or gives_back(state.spec)  # which is looked at each second
@@ -152,7 +152,7 @@ class World:
             assert after == replace(state, plans=replace(state.plans, steady=True))
 
     def _as_heard(self, now: float) -> CoordinatorState:
-        """Return the state with a check due, and with all workers last heard at `now`."""
+        """Return the state with its checks due, and with all workers last heard at `now`."""
         workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
         return replace(
             self.state,
@@ -269,7 +269,7 @@ class World:
         raise AssertionError("the coordinator does not come to rest")
 
     def commit(self, checkpoint: tuple[int, CheckpointId] | None = None, *, skipped: bool = False) -> None:
-        """Let the root commit the next step. checkpoint: the wish that this fulfils, and the checkpoint."""
+        """Let the root commit the next step. checkpoint: the number of the request that it meets, and its id."""
         plan = self.state.plan
         assert plan is not None
         message = protocol.StepCommitted(
@@ -310,7 +310,7 @@ class World:
 
 
 def silence(world: World, silent: set[str], seconds: float) -> None:
-    """Let time pass with heartbeats of all workers but the silent ones."""
+    """Let `seconds` pass with heartbeats from all workers but the silent ones."""
     until = world.now + seconds
     while world.now < until:
         world.now += 0.5
@@ -320,7 +320,7 @@ def silence(world: World, silent: set[str], seconds: float) -> None:
 
 
 def restarted(world: World) -> Plan:
-    """Start another coordinator, and return the plan that its workers have."""
+    """Replace the coordinator by a new one that knows no plan, and return the workers' plan."""
     world.settle()
     plan = world.state.plan
     assert plan is not None
@@ -330,7 +330,7 @@ def restarted(world: World) -> Plan:
 
 
 def back(world: World, worker: str, plan: Plan) -> None:
-    """Let a worker with that plan reconnect to a restarted coordinator."""
+    """Let a worker reconnect to a restarted coordinator, with its plan."""
     world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
     world.tell(Received(worker, protocol.WorkerReady()))
     world.tell(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))

@@ -1,4 +1,4 @@
-"""A test cluster to try things on: `make cluster`, or `python -m cluster up` in the folder tests/support/."""
+"""A test cluster for trying things by hand: `make cluster`, or `python -m cluster up` in the folder tests/support/."""
 
 import os
 import shutil
@@ -91,7 +91,7 @@ def down() -> None:
 
 @app.command()
 def status() -> None:
-    """Show processes and nodes."""
+    """Print the cluster's processes and nodes."""
     found = Cluster.attach(_folder() / "admin.kubeconfig").status() if _running() else None
     if found is None:
         print("no test cluster is running")
@@ -107,19 +107,19 @@ def status() -> None:
 
 @app.command()
 def fail(node: Node) -> None:
-    """Let the machine vanish with all its processes."""
+    """Cut the power of a node's machine: it vanishes with all its processes."""
     _call("fail", node=node)
 
 
 @app.command()
 def delete(node: Node) -> None:
-    """Let machine and Node object vanish, as when a cloud takes a spot node."""
+    """Remove a machine and its Node object, as when a cloud takes a spot node."""
     _call("delete", node=node)
 
 
 @app.command()
 def restore() -> None:
-    """Bring all nodes back to their first state."""
+    """Return all nodes to their first state."""
     _call("restore")
 
 

@@ -80,7 +80,7 @@ class Api:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _follow(self, path: str, version: str, query: dict[str, str]) -> AsyncIterator[Json]:
-        """Yield events until the objects must be listed again; may raise then."""
+        """Yield events until the objects must be listed again. May raise at that point."""
         assert self._session is not None
         timeout = aiohttp.ClientTimeout(total=None, sock_read=WATCH_SECONDS + 30)
         while True:

@@ -32,11 +32,11 @@ Report = Callable[[str], None]
 
 
 class Unavailable(Exception):
-    """Error because this machine cannot run the test cluster. The message is one sentence."""
+    """Raised if this machine cannot run the test cluster. The message is one sentence."""
 
 
 class Broken(Exception):
-    """The binaries should exist and do not; the message says why, or ends with the last lines of the recipe."""
+    """Raised if the binaries should exist but do not. The message says why, or ends with the recipe's last lines."""
 
 
 def to_stderr(line: str) -> None:
@@ -85,7 +85,7 @@ def node_programs(report: Report = to_stderr) -> NodePrograms:
 
 
 def _made(what: str, time: str, recipe: Path, arguments: tuple[str, ...], report: Report) -> Path:
-    """Return the folder bin that a recipe made, kept as long as neither the recipe nor its arguments change."""
+    """Return the bin folder that a recipe made. It is kept until the recipe or its arguments change."""
     recipes = b"".join(path.read_bytes() for path in (recipe, DEBIAN))
     digest = hashlib.sha256(recipes + " ".join(arguments).encode()).hexdigest()[:12]
     name = f"{recipe.stem}-{digest}"
@@ -131,7 +131,7 @@ def _require(tools: tuple[str, ...]) -> None:
 
 @contextmanager
 def locked(path: Path, report: Report = to_stderr) -> Iterator[int]:
-    """Hold the lock of that file, which no other process holds meanwhile. Yields the file's descriptor."""
+    """Hold the exclusive lock of a file. Yields the file's descriptor."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,7 +142,7 @@ def locked(path: Path, report: Report = to_stderr) -> Iterator[int]:
 
 
 def _run_recipe(what: str, command: list[str], lock: int, report: Report) -> None:
-    """Run a recipe. It inherits the lock: if this process is killed, nobody builds until the last compiler has
+    """Run a recipe, which inherits the lock: if this process is killed, no other one builds until the last compiler has
     ended.
     """
     tail: deque[str] = deque(maxlen=20)

@@ -129,7 +129,7 @@ def adopt_orphans() -> None:
 
 
 def kill_descendants(spared: int | None = None) -> None:
-    """Send SIGKILL to every descendant, in any group or session. spared: one that goes on."""
+    """Send SIGKILL to every descendant, in any group or session. spared: a process that is left alone."""
     while True:
         alive = [pid for pid in _children() if is_alive(pid) and pid != spared]
         if not alive:
@@ -158,7 +158,7 @@ def is_alive(pid: int) -> bool:
 
 
 def marked(variable: str) -> list[int]:
-    """Return the processes that have that variable, NAME=value, in their environment."""
+    """Return the processes that have the variable NAME=value in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended

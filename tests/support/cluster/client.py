@@ -18,7 +18,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):
-    """A refusal by the API server. code: the HTTP status; reason: Kubernetes' word for it, such as NotFound."""
+    """A refusal by the API server. code: the HTTP status; reason: Kubernetes' reason, such as NotFound."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}")

@@ -24,11 +24,11 @@ CONTROL_SECONDS = 120
 
 
 class NotOffered(Exception):
-    """A command that a real cluster does not have."""
+    """Raised by a command that a real cluster does not have."""
 
 
 class ControlFailed(Exception):
-    """A command that the test cluster refused."""
+    """Raised by a command that the test cluster has refused."""
 
 
 class Cluster:
@@ -64,7 +64,7 @@ class Cluster:
         nodes: Sequence[NodeSpec],
         archives: Sequence[Path] = (),
     ) -> Self:
-        """Start a cluster with real nodes, which begin with the images of these archives. See `start`."""
+        """Start a cluster with real nodes, which initially have the images of these archives. See `start`."""
         node = build.node_programs()
         folder = Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
         for path in map(Path.resolve, (folder, Path(sys.executable), Path(__file__))):
@@ -148,7 +148,7 @@ class Cluster:
         self._set_taints(node, [taint for taint in self._taints(node) if taint["key"] != key])
 
     def delete(self, node: str) -> None:
-        """Delete the Node object; on the test cluster its machine vanishes as well, without notice."""
+        """Delete the Node object; the test cluster also removes its machine, without notice."""
         if self.folder:
             self._call("delete", node=node)
         else:
@@ -175,7 +175,7 @@ class Cluster:
         self._call("add", spec=node.to_json())
 
     def fail(self, node: str) -> None:
-        """Let a machine vanish. All its processes are killed, and the API server is not told."""
+        """Cut the power of a machine: all its processes are killed, and the API server hears nothing."""
         self._call("fail", node=node)
 
     def restore(self) -> None:
@@ -188,7 +188,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def without(self, component: str = "kube-apiserver") -> Iterator[None]:
-        """Run a block while that process of the control plane is down."""
+        """Run a block while this process of the control plane is down."""
         self._call("take_down", component=component)
         try:
             yield

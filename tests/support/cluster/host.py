@@ -36,7 +36,7 @@ POLL_SECONDS = 0.2
 
 
 class Nodes(Protocol):
-    """The nodes of a cluster, of either kind. commands: what can be done to a node or pod, by name."""
+    """The nodes of a cluster, of either kind. commands: the operations on a node or pod, by name."""
 
     commands: dict[str, Callable[..., Awaitable[Any]]]
 
@@ -49,12 +49,12 @@ class Nodes(Protocol):
         ...
 
     def trouble(self) -> str | None:
-        """Return what has ended that should never end, or None."""
+        """Return the name of a process that has ended though it never should, or None."""
         ...
 
 
 class Host:
-    """The owner of a cluster's processes. nodes: opened already."""
+    """The owner of a cluster's processes. nodes: already started."""
 
     def __init__(self, api: Api, plane: ControlPlane, nodes: Nodes, usual: Sequence[NodeSpec]) -> None:
         self.api, self.plane, self.nodes = api, plane, nodes
@@ -75,7 +75,7 @@ class Host:
         logger.error("%s\n%s", self.trouble(), self.plane.tails())
 
     def trouble(self) -> str | None:
-        """Return what has ended that should never end, or None."""
+        """Return the name of a process that has ended though it never should, or None."""
         if name := self.plane.fallen():
             return f"{name} has ended"
         return self.nodes.trouble()
@@ -84,7 +84,7 @@ class Host:
         await self.nodes.add([NodeSpec.of(spec)])
 
     async def restore(self) -> None:
-        """Bring back the usual nodes, all up and with their own taints only, and delete others."""
+        """Restore the usual nodes, all up and with only their own taints, and delete other nodes."""
         modes = self.nodes.modes()
         for name, mode in modes.items():
             if name not in self.usual or mode != Mode.UP:
@@ -100,7 +100,7 @@ class Host:
         return {"processes": {"host": os.getpid(), **pids}, "nodes": self.nodes.modes(), "trouble": self.trouble()}
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Run the command of one connection."""
+        """Run the command that one connection sends."""
         try:
             call = json.loads(await reader.readline())
             answer = {"result": await self.commands[call.pop("call")](**call)}
@@ -182,7 +182,7 @@ async def _start(stack: AsyncExitStack, folder: Path, config: Json, subnet: int)
 
 
 async def _unless(ended: asyncio.Event, work: Awaitable[Host]) -> Host | None:
-    """Return the result of the work; None if the end came first."""
+    """Return the result of the work; None if the cluster's end came first."""
     task, end = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     await asyncio.wait((task, end), return_when=asyncio.FIRST_COMPLETED)
     end.cancel()
@@ -227,7 +227,7 @@ def main() -> None:
 
 
 def start_janitor(folder: Path, subnet: int) -> "subprocess.Popen[bytes]":
-    """Start the process that cleans up after real nodes, even if this one is killed."""
+    """Start the process that cleans up after real nodes, even if this process is killed."""
     argv = [sys.executable, "-m", "cluster.janitor", str(folder), addresses.Addresses(subnet).groups]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 

@@ -78,7 +78,7 @@ class Kubelet:
         return self.nodes[name]
 
     def fail(self, name: str) -> None:
-        """Let a machine vanish: its processes are killed together, and the API server is not told."""
+        """Cut the power of a machine: its processes are killed together, and the API server hears nothing."""
         node = self.node(name)
         if node.mode is Mode.FAILED:
             return
@@ -91,7 +91,7 @@ class Kubelet:
             self._forget(uid)
 
     async def delete(self, name: str) -> None:
-        """Delete machine and Node object, as when a cloud takes a spot node."""
+        """Delete a machine and its Node object, as when a cloud takes a spot node."""
         self.fail(name)
         node = self.nodes.pop(name)
         await self.api.request("DELETE", node.path)

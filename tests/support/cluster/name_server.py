@@ -33,7 +33,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 def answer(question: bytes, names: Mapping[str, list[str]]) -> bytes | None:
-    """Return the answer to a DNS message; None if it is no question."""
+    """Return the answer to a DNS message; None if the message is no query."""
     try:
         labels, end = _labels(question)
         (kind,) = struct.unpack_from("!H", question, end)

@@ -75,9 +75,9 @@ class Node:
         await self.api.request("PATCH", f"{self.path}/status", {"status": self._status()}, content=STRATEGIC)
 
     async def beat(self) -> None:
-        """Send heartbeats for ever.
+        """Send heartbeats forever.
 
-        After a late one, as when the API server was away, the node reports for a while that it is ready.
+        After a late heartbeat, as when the API server was away, the node reports for a while that it is ready.
         """
         doubted = 0.0
         while True:

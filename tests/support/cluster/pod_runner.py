@@ -85,8 +85,8 @@ class PodRunner:
             self.stop(pod["metadata"].get("deletionGracePeriodSeconds", 30))
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM to the containers' first processes, and SIGKILL to all after that time. May shorten an earlier
-        stop.
+        """Send SIGTERM to the containers' first processes, and SIGKILL to all processes after `seconds`. A later call
+        may shorten the time.
         """
         kill_at = time.monotonic() + seconds
         if not self._stopping.is_set():
@@ -198,7 +198,7 @@ class PodRunner:
 
 
 async def remove(api: Api, pod: Json) -> None:
-    """Tell the API server that nothing of the pod is left."""
+    """Report to the API server that the pod has no processes left."""
     meta = pod["metadata"]
     options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
     try:

@@ -1,4 +1,4 @@
-"""Containers that run the trainer or the operator: warm processes, see `warm_processes.py`.
+"""Containers that run the trainer or the operator, as processes forked with their imports: see `warm_processes.py`.
 
 Everything else is as for other containers: mounts, environment, folder, session, log, signals and exit code.
 """
@@ -35,8 +35,8 @@ class Preloaded:
         mounts: Sequence[children.Mount],
         scratch: Path,
     ) -> children.Child:
-        """Start a container; see children.start, which is used for other commands, and without root, who alone may
-        enter another process's mounts.
+        """Start a container by a fork. children.start starts other commands, and all of them without root, who alone
+        may enter another process's mounts.
         """
         if list(argv[:3]) not in PRELOADED or os.getuid() != 0:
             return await children.start(argv, log, env=env, folder=folder, mounts=mounts, scratch=scratch)
@@ -54,7 +54,7 @@ class Preloaded:
 
 
 class Forked:
-    """A process that is another one's child. reader, writer: of its connection, with which it ends."""
+    """A process that is the child of another process. reader, writer: of its connection, with which it ends."""
 
     def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pid = pid

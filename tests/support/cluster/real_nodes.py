@@ -28,7 +28,7 @@ PAUSE = ("/bin/sh", "-c", "trap exit TERM INT; while :; do sleep 3600 & wait $!;
 
 
 class RealNodes:
-    """The nodes. folder: of the cluster. images: archives, with which every node begins."""
+    """The real nodes of a cluster. folder: the cluster's. images: archives, which every node has initially."""
 
     def __init__(
         self, api: Api, folder: Path, plane: ControlPlane, programs: Programs, switch: Switch, images: Sequence[Path]
@@ -67,7 +67,7 @@ class RealNodes:
                 await node.cut_power()
 
     def trouble(self) -> str | None:
-        """Return what has ended that should never end, or None."""
+        """Return the name of a node or process that has ended though it never should, or None."""
         if ended := next((repr(task) for task in self._tasks if task.done()), None):
             return ended
         nodes = (name for name, node in self.nodes.items() if node.has_ended())
@@ -117,7 +117,7 @@ class RealNodes:
         await self.api.request("DELETE", f"/api/v1/nodes/{node}")
 
     async def log(self, namespace: str, pod: str) -> str:
-        """Return what the kubelet still has of a log; "" if the pod is gone."""
+        """Return the part of a log that the kubelet still has; "" if the pod is gone."""
         try:
             return await self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log")
         except ApiError as error:

@@ -1,6 +1,6 @@
-"""The network between nodes and machine: a bridge in a network namespace, which goes with the process that holds it.
+"""The network between nodes and machine: a bridge in a network namespace, which ends with the process that holds it.
 
-The machine sees one interface of it, the end of a pair whose other end is in that namespace, so it goes as well.
+The machine sees one interface of it: the end of a pair whose other end is in that namespace, and so it ends, too.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Switch:
         await self._inside("link", "set", port, "master", "switch", "up")
 
     async def unplug(self, number: int) -> None:
-        """Remove the interface eth0 at once; the kernel would take its time after the end of a node."""
+        """Remove the interface eth0 at once. The kernel alone would remove it some time after the node's end."""
         await self._inside("link", "delete", _port(number))
 
     async def _inside(self, *arguments: str) -> None:
@@ -59,9 +59,7 @@ async def ip(*arguments: str) -> str:
 
 
 async def run(*argv: str, given: str | None = None) -> str:
-    """Run a command and return its output. Raises RuntimeError with its words if it fails. given: its standard
-    input.
-    """
+    """Run a command and return its output. Raises RuntimeError with its error output. given: its standard input."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,

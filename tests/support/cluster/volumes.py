@@ -111,7 +111,7 @@ def _host_path(source: Json) -> Path:
 
 
 def write(folder: Path, files: Files) -> None:
-    """Write the files of a volume, each in place of an earlier one."""
+    """Write a volume's files, each over an earlier version."""
     for name, (content, mode) in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

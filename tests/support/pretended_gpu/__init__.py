@@ -1,20 +1,20 @@
-"""GPUs that are pretended: what is written for GPUs runs where there is none, and breaks where it would break there.
+"""Pretended CUDA devices: code for GPUs runs on a machine without one, and fails where it would fail on a real one.
 
 torch takes them for CUDA devices. Their memory is the host's, and operations run at once, on the CPU, but
 
-- a tensor of one device cannot be used with one of another or of the host;
-- a copy that does not block, between pinned memory and a device, is made as late as its stream's order allows: when
-  somebody waits for it. Until then its target has NaN. On a stream beside the one that computes it reads its source
-  only then, so that it shows if that was written to, or freed without `record_stream`;
-- a copy from device to device is made as torch makes it, on the stream of the one that has the source;
-- an operation of a stream that does not come after what made its tensors, or after what the stream that their memory
-  is of had to do when it was allocated, raises RuntimeError, and so does the one after memory was freed that another
-  stream than its own may still use;
-- a device has 32 streams beside its default one, which are given in turn;
-- an event is there when it was waited for, or asked about several times; between two of them lie the seconds between
-  what recorded them.
+- a tensor of one device cannot be used with a tensor of another device or of the host;
+- a non-blocking copy between pinned memory and a device is made as late as its stream's order allows: when the program
+  waits for it. Until then its target holds NaN. On a stream other than the computing one it reads its source only then,
+  so a test sees whether the source was overwritten, or freed without `record_stream`;
+- a copy from device to device is made as torch makes it, on the stream of the source's device;
+- an operation raises RuntimeError if its stream is not ordered after the operations that made its tensors, or after the
+  work that their memory's stream had when the memory was allocated; so does the next operation after the program frees
+  memory that a stream other than its own may still use;
+- a device has 32 streams besides its default one, which torch hands out in turn;
+- an event is complete once the program has waited for it, or asked for it several times; the time between two events is
+  the time between their records.
 
-What they cannot show: real kernels, their order of sums, real time. There are none of cuDNN's kernels, so no recurrent
+They cannot show real kernels, the order of their sums, or real time. They have no cuDNN kernels, so no recurrent
 layers. A process has them from its start, with `environment`, or not at all.
 """
 

@@ -53,7 +53,7 @@ def main() -> NoReturn:
 
 
 def supervise(starter: socket.socket) -> NoReturn:
-    """Run one warm process as its parent; it ends with its starter."""
+    """Run one warm process as its parent. The process ends when its starter does."""
     end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, files, _, _ = socket.recv_fds(starter, NUMBER_BYTES, 3, socket.MSG_WAITALL)
@@ -81,7 +81,7 @@ def supervise(starter: socket.socket) -> NoReturn:
 
 
 def become(start: dict[str, Any], files: list[int]) -> NoReturn:
-    """Become what `python -m` with the arguments would be, with these files.
+    """Run a program as `python -m` with the arguments would, with these standard files.
 
     start: `arguments`; `env`; `folder`, or `enter`, see `enter`; `group`, or None for a session of its own; `path`, or
     None for that of Python without -P.
@@ -119,7 +119,7 @@ def become(start: dict[str, Any], files: list[int]) -> NoReturn:
 
 
 def stream(number: int, mode: str, errors: str = "strict") -> TextIO:
-    """Return a text stream of that file as Python makes it at its start."""
+    """Return a text stream on a file descriptor, as Python makes standard streams at its start."""
     unbuffered = mode == "w" and bool(os.environ.get("PYTHONUNBUFFERED"))
     binary = io.FileIO(number, mode, closefd=False)
     buffered = binary if unbuffered else io.BufferedWriter(binary) if mode == "w" else io.BufferedReader(binary)
@@ -128,7 +128,7 @@ def stream(number: int, mode: str, errors: str = "strict") -> TextIO:
 
 
 def enter(command: Sequence[str]) -> None:
-    """Enter the mounts, the root and the folder that the command gives to the program that it runs."""
+    """Enter the mounts, root and folder that a command would give to the program that it runs."""
     with subprocess.Popen([*command, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as there:
         assert there.stdin is not None
         assert there.stdout is not None

@@ -1,4 +1,4 @@
-"""Code that every Python of a test reads first: a process that would import torch becomes a stand-in of a warm one."""
+"""Every Python of a test reads this module first, and so replaces a process that would import torch by a warm one."""
 
 import os
 import sys

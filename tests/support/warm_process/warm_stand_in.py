@@ -1,4 +1,4 @@
-"""The process that a test's job starts: it waits for the warm process that does its work, and ends as that does."""
+"""The process that a test's job starts: it waits for the warm process that does its work, and ends like it."""
 
 import json
 import os
@@ -18,20 +18,20 @@ def read_at_start() -> dict[str, str]:
 
 
 def alike(place: str) -> bool:
-    """Return whether this process would start like the warm ones there."""
+    """Return whether this process would start with the same variables as the warm processes at `place`."""
     with open(f"{place}.json") as file:
         return read_at_start() == json.load(file)
 
 
 def send(forker: socket.socket, start: dict[str, Any], files: list[int]) -> None:
-    """Ask for a process with these standard files; `forking.become` describes `start`."""
+    """Request a process with these standard files; `forking.become` describes `start`."""
     message = json.dumps(start).encode()
     socket.send_fds(forker, [len(message).to_bytes(NUMBER_BYTES, "big")], files)
     forker.sendall(message)
 
 
 def run(place: str) -> NoReturn:
-    """Hand everything over to a warm process. place: the socket of the process that forks."""
+    """Let a warm process do this process's work. place: the socket of the process that forks."""
     start = {
         "arguments": sys.orig_argv[3:],
         "env": dict(os.environ),

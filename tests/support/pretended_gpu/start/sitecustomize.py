@@ -1,4 +1,4 @@
-"""Python imports this before anything else: a process that is told where the library is has pretended GPUs."""
+"""Python imports this module first: a process whose environment names the library gets pretended GPUs."""
 
 import os
 from pathlib import Path
