@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine, jobs run by the real coordinator, and the display of figures."""
+"""Shared parts of the benchmarks: the machine, jobs run by the real coordinator, and the display of figures."""
 
 import asyncio
 import json
@@ -83,7 +83,7 @@ def manifest(task: TaskName, stages: int, microbatches: int, steps: int, *, mode
 
 
 class Lab:
-    """One fork server for all repetitions, and temporary folders."""
+    """The fork server that all repetitions share, and its temporary folders."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,8 +101,8 @@ class Lab:
         self.on_exit(worker, code)
 
     def others(self) -> float:
-        """Return the CPU seconds that this machine has spent on other things. Compare values only while no worker
-        runs.
+        """Return the CPU seconds that other processes have used on this machine. Compare two values only if no worker
+        runs at either time.
         """
         own = 0
         for pid in (os.getpid(), *children(os.getpid())):
@@ -112,8 +112,8 @@ class Lab:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[list[float]]:
-        """Yield a list that afterwards holds one number: the mean number of cores that other processes used
-        meanwhile.
+        """Measure the block: yield a list that holds, once the block has ended, the mean number of cores that other
+        processes used.
         """
         began, before, share = time.monotonic(), self.others(), list[float]()
         yield share
@@ -154,7 +154,7 @@ def _cancel(task: asyncio.Task[Any] | None) -> None:
 
 class Job:
     """A job and the loop around its coordinator. `look` is called after every event with the resulting commands.
-    machines: the most workers at once; further requested ones wait.
+    machines: the most workers at once; further requests wait.
     """
 
     def __init__(self, place: Lab, document: Any, *, main: str) -> None:
@@ -234,7 +234,7 @@ class Job:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Return the quantile, interpolated linearly; NaN without values."""
+    """Return the q-quantile of the values, interpolated linearly; NaN without values."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -252,7 +252,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def chosen_of(only: Sequence[str] | None, known: Sequence[str], option: str = "--only") -> Sequence[str]:
-    """Return the names that an option gives; all without it. Raises typer.BadParameter for unknown names."""
+    """Return the names that an option gives; all known ones without it. Raises typer.BadParameter for unknown names."""
     if unknown := sorted(set(only or ()) - set(known)):
         raise typer.BadParameter(f"expected some of {', '.join(known)}, got {unknown[0]}", param_hint=option)
     return only or known

@@ -1,4 +1,4 @@
-"""A job that loses workers one after the other, and the times of the takeovers, by phase."""
+"""A job that loses workers one after the other, and the times of its takeovers, by phase."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ WORK = ("Forward", *BACKWARDS, "BackwardRest", "BackwardWeight")
 
 @dataclass(slots=True)
 class Disturbance:
-    """Times on the machine's monotonic clock; `calm` is the median undisturbed step before it, in seconds.
+    """A worker's loss, in seconds of the monotonic clock. calm: the median undisturbed step before it.
 
     anew: the step began anew on another grid, so that no worker took the cell over.
     """
@@ -46,10 +46,10 @@ class Disturbance:
 
 @dataclass(slots=True)
 class Taker:
-    """A fault injector that takes `count` workers: of random cells, at random moments of a step, each after the job has
+    """A fault injector that takes `count` workers, of random cells, each at a random moment of a step after the job has
     healed.
 
-    There is one moment in each of `count` equal parts of a step, in random order, so that no run has more late ones
+    There is one moment in each of `count` equal parts of a step, in random order, so that no run has more late losses
     than another. A killed worker's replacement starts two steps later, as a node takes longer than that to come: all
     workers are on one machine here, and a start takes a core.
     """
@@ -88,11 +88,11 @@ class Taker:
             asyncio.get_running_loop().call_later(moment * self._step_seconds(), self._strike)
 
     def _is_open(self, d: Disturbance) -> bool:
-        """Return whether the cell is not taken over yet, or the step that began anew is not committed."""
+        """Return whether the cell still waits for its takeover, or the step that began anew for its commit."""
         return len(self.job.committed) <= d.step + 1 if d.anew else d.reported is None
 
     def _settled(self) -> bool:
-        """Whether every stage has a worker of its own, with all its replicas in sync."""
+        """Return whether every stage has a worker of its own, with all its replicas in sync."""
         state = self.job.state
         if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.plans.applied:
             return False
@@ -153,7 +153,7 @@ class Taker:
 
 
 async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: int) -> dict[str, Any]:
-    """Take `count` workers from a job, one after the other, and return the figures in milliseconds."""
+    """Take `count` workers from a job, one after the other, and return each takeover's figures in milliseconds."""
     job = Job(place, document, main="_recorder:record")
     taker = Taker(job, count, notice, random.Random(seed))
     job.look = taker.look
@@ -165,11 +165,11 @@ async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: 
 
 
 def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
-    """Return the figures of a kill.
+    """Return the figures of a kill, in milliseconds.
 
     caught up: the heir has finished the last forward or backward of the open steps that the victim had finished. work,
-    idle: of the heir, from the plan until it is done with the cell's step; tail: from then until the commit. Of a step
-    that began anew only the steps' times.
+    idle: of the heir, from the plan until it is done with the cell's step; tail: from then until the commit. If the
+    step began anew, only the steps' times.
     """
     if d.anew:
         return _steps(d, committed, at=d.at)
@@ -203,16 +203,16 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
 
 
 def _work(done: Done) -> tuple[str, Cell, int, int]:
-    """Return the key of an instruction. A whole backward of the victim is matched with the first of its heir's two
-    parts.
+    """Return the key by which an heir's instruction is matched with its victim's. A whole backward matches the first
+    part of a split one.
     """
     name, cell, step, microbatch = done.what
     return BACKWARDS[0] if name in BACKWARDS else name, cell, step, microbatch
 
 
 def planned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
-    """Return the figures of a notice. pause: from a step's last backward to the next one's first forward, beyond the
-    usual.
+    """Return the figures of a notice, in milliseconds. pause: from a step's last backward to the next step's first
+    forward, minus the usual time.
     """
     assert d.planned is not None
     first = min(x.step for x in done if x.worker == d.heir and x.cell == d.cell and x.name in WORK and x.end > d.at)
@@ -236,9 +236,7 @@ def _idle(cell: Cell, step: int, done: list[Done]) -> float:
 
 
 def _steps(d: Disturbance, committed: dict[int, float], at: float) -> dict[str, float]:
-    """Return the extra time of the affected step, the first one committed after that moment, and of the step after
-    it.
-    """
+    """Return the extra time of the affected step, which is the first one committed after `at`, and of the next step."""
     k = min(step for step, time in committed.items() if time > at)
     affected, after = committed[k] - committed[k - 1], committed[k + 1] - committed[k]
     return {

@@ -20,7 +20,7 @@ SAMPLES = 512
 
 
 class Sleeper(nn.Module):
-    """[samples, WIDTH] -> the same, through one small matrix and a rest.
+    """A layer [samples, WIDTH] -> the same shape that applies one small matrix and sleeps.
 
     A backward spends half of its time on the gradient of the inputs and half on that of the matrix. ballast: elements
     of an unused parameter.

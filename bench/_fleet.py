@@ -1,7 +1,7 @@
-"""A kubelet for all fake nodes that starts no process: it gives every pod an address and a token, and plays its worker.
+"""A kubelet for all fake nodes that starts no process: it gives each pod an address and a token, and plays its worker.
 
-Only for pods of BambooJobs. Towards the API it acts like a kubelet: a token for each pod (TokenRequest, bound to the
-pod), its status, and its removal.
+It serves only pods of BambooJobs. Towards the API it acts like a kubelet: a token for each pod (TokenRequest, bound to
+the pod), its status, and its removal.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ LAG_SECONDS = 0.05
 
 
 class Fleet:
-    """All stand-in workers. plays: the jobs by name. late: the longest delay of this process's own loop, in seconds."""
+    """All stand-in workers. plays: jobs by name. late: seconds of the longest delay of this process's event loop."""
 
     def __init__(self, api: Api, plays: dict[str, Play]) -> None:
         self._api, self.plays = api, plays
@@ -44,7 +44,7 @@ class Fleet:
         self._session: aiohttp.ClientSession
 
     def alone(self, worker: Standin) -> bool:
-        """Whether no other worker is on its node."""
+        """Return whether no other worker is on this worker's node."""
         return Counter(self._nodes.values())[worker.node] == 1
 
     async def run(self) -> None:

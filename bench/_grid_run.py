@@ -27,7 +27,7 @@ LATER_SECONDS = 0.5  # a replacement comes later than the loss, or no worker wou
 
 
 def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
-    """Return a manifest. grid: a fixed one; None: the coordinator chooses it, for at most that many workers."""
+    """Return a manifest. grid: None if the coordinator chooses the grid, for at most `workers` workers."""
     document: dict[str, Any] = {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
@@ -49,7 +49,7 @@ def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
 
 
 def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool = False) -> Trace:
-    """Return a trace with each of these numbers of nodes for `seconds`. A repeated number loses and replaces a node."""
+    """Return a trace with each number of nodes for `seconds`. Where a number repeats, a node is lost and replaced."""
     changes: list[NodeChange] = []
     live: list[str] = []
     made = 0
@@ -80,7 +80,7 @@ def as_json_lines(trace: Trace) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GridRun:
-    """A run that has ended well. Times are seconds since training began."""
+    """A run that completed. Times are seconds since training began."""
 
     ends: Sequence[float]  # of its steps
     events: Sequence[tuple[float, str, str]]
@@ -93,7 +93,7 @@ class GridRun:
 
 
 async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace) -> GridRun:
-    """Run a job to its end. Raises RuntimeError if it does not complete. folder: new, for all files that it writes."""
+    """Run a job to its end. Raises RuntimeError if it does not complete. folder: made for all files of the run."""
     folder.mkdir()
     job, output = folder / "job.yaml", folder / "output"
     job.write_text(yaml.safe_dump(dict(document)))
@@ -122,7 +122,7 @@ async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace) ->
 
 
 def ended_seconds() -> float:
-    """Return the CPU seconds of this process's ended children, and of theirs."""
+    """Return the CPU seconds of this process's ended children, and of their ended children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

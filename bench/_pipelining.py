@@ -32,14 +32,14 @@ NORMS = 4  # steps whose gradient norm is computed without clipping
 
 
 class TorchSchedule(StrEnum):
-    """torch's schedules. ZB1P: ScheduleInterleavedZeroBubble with one stage per rank; ZBV has two of half the size."""
+    """torch's schedules. ZB1P: ScheduleInterleavedZeroBubble, one stage per rank. ZBV: two of half the size."""
 
     ONE_F_ONE_B = "1F1B"
     ZB1P = "ZB1P"
     ZBV = "ZBV"
 
     def stages(self, rank: int, world: int) -> list[int]:
-        """Return the stages of that rank, numbered in the order of the layers."""
+        """Return a rank's stages, numbered in the order of the layers."""
         return [rank, 2 * world - 1 - rank] if self is TorchSchedule.ZBV else [rank]
 
     def made(self, stages: list[Any], microbatches: int, loss: Callable[[Tensor, Tensor], Any]) -> Any:
@@ -53,7 +53,7 @@ class TorchSchedule(StrEnum):
 
 
 def run(manifest: dict[str, Any], rank: int, folder: str, schedule: str) -> Any:
-    """Train and return figures of this rank.
+    """Train one rank and return its figures.
 
     These are the losses (on the last stage's rank), the ends of the steps, the CPU time until then, the squared norms
     of this rank's gradients (of the first steps, or of all with clipping), and the most microbatches whose activations
@@ -128,8 +128,8 @@ def built(manifest: dict[str, Any], rank: int, schedule: TorchSchedule) -> Rank:
 
 
 def train_step(mine: Rank, step: int) -> list[float]:
-    """Train one step; return the loss on the last stage. Samples are drawn as in Bamboo: per microbatch, where
-    needed.
+    """Train one step, and return the loss if this rank has the last stage. Samples are drawn as in Bamboo, for each
+    microbatch, on ranks that need them.
     """
     arguments: list[Tensor] = []
     options: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def train_step(mine: Rank, step: int) -> list[float]:
 
 
 def _clip(mine: Rank, most: float) -> float:
-    """Clip gradients by their norm over all ranks; return this rank's part of its square."""
+    """Clip gradients by their norm over all ranks; return this rank's share of the squared norm."""
     parameters = [p for p in mine.module.parameters() if p.grad is not None]
     own = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).square()
     total = own.clone()

@@ -115,7 +115,7 @@ def _seconds(stamp: str) -> float:
 
 @asynccontextmanager
 async def plane(folder: Path, nodes: int) -> AsyncIterator[Plane]:
-    """Start a control plane with the CRD, the operator's rights, and that many ready nodes."""
+    """Start a control plane with the CRD, the operator's rights, and `nodes` ready nodes."""
     programs = build.binaries()
     found = Plane(folder, programs)
     rules = [{"level": "Metadata", "users": [ACCOUNT], "omitStages": ["RequestReceived"]}, {"level": "None"}]

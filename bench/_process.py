@@ -63,7 +63,7 @@ def running_operator(cluster: Cluster, folder: Path) -> Iterator[Operator]:
 
 
 def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU seconds so far of these processes, and of all others on the machine together."""
+    """Return the CPU seconds that each of these processes has used, and all other processes together ("others")."""
     ticks = os.sysconf("SC_CLK_TCK")
     busy, seconds = busy_seconds(), {}
     for name, pid in pids.items():

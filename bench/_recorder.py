@@ -56,7 +56,7 @@ def read(folder: Path) -> list[Done]:
 
 
 class StepTimes(Follower):
-    """Records when each step ended here, and the process's CPU time until then; written at the end only."""
+    """A recorder of each step's end in this worker, and of the CPU time until then. It writes only at its end."""
 
     def __init__(self, path: str) -> None:
         self._path, self._ends = Path(path), dict[int, tuple[float, float]]()

@@ -35,7 +35,7 @@ def recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
 
 @dataclass(slots=True)
 class Counter:
-    """Numbers of nodes in a zone -> changes. The oldest node leaves first."""
+    """A converter from numbers of nodes in a zone to nodes that come and go. The oldest node leaves first."""
 
     zone: str
     changes: list[NodeChange] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Counter:
 
 
 def dated(rows: list[list[str]]) -> Trace:
-    """Read lines with dates. Some timestamps go back a little; the order of the lines counts."""
+    """Read a recording with dates. Where timestamps go back a little, the order of the lines counts."""
     counter, now = Counter(""), 0.0
     stamps = [datetime.strptime(f"{day} {clock}", "%Y-%m-%d %H:%M:%S") for day, clock, _ in rows]
     for stamp, row in zip(stamps, rows, strict=True):
@@ -65,7 +65,7 @@ def dated(rows: list[list[str]]) -> Trace:
 
 
 def counted(rows: list[list[str]]) -> Trace:
-    """Read lines with seconds. rows: the first one has "nodes" or the names of zones."""
+    """Read a recording with seconds. rows: the first row is the header, with "nodes" or the names of zones."""
     header, *counts = rows
     counters = [Counter("" if name == "nodes" else name) for name in header[1:]]
     for row in counts:

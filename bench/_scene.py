@@ -74,7 +74,7 @@ class Scene:
         self._next = 0
 
     async def start(self) -> Json:
-        """Start all jobs in waves, each once the one before runs, and wait until all run."""
+        """Start all jobs in waves, each once all earlier jobs run, and wait until the last one runs."""
         async with self.window() as window:
             names = list(self.plays)
             for first in range(0, len(names), self.size.wave):
@@ -89,7 +89,7 @@ class Scene:
         await self._api.request("POST", f"{KIND}/namespaces/{NAMESPACE}/bamboojobs", _manifest(name, self.size))
 
     async def _run(self, wanted: int, new: int) -> None:
-        """Wait until `wanted` jobs run, `new` of them new, and report progress."""
+        """Wait until `wanted` jobs run, and report progress. new: how many of them have just been created."""
         began = said = time.monotonic()
         while (found := await self._states())["Running"] < wanted:
             now = time.monotonic()
@@ -101,7 +101,7 @@ class Scene:
             await asyncio.sleep(0.5)
 
     async def _states(self) -> Counter[str]:
-        """Count the jobs by condition."""
+        """Return the number of jobs for which each condition is true."""
         counts: Counter[str] = Counter()
         for job in (await self._api.get(JOBS))["items"]:
             conditions = (job.get("status") or {}).get("conditions") or ()
@@ -110,8 +110,8 @@ class Scene:
 
     @asynccontextmanager
     async def window(self) -> AsyncIterator[Json]:
-        """Measure the block: yield a dictionary that holds its figures (seconds, CPU, memory, API calls) once it has
-        ended.
+        """Measure the block: yield a dictionary that holds its figures (seconds, CPU, memory, API calls) once the block
+        has ended.
         """
         figures: Json = {}
         before, began, clock = cpu_seconds(self._pids), time.monotonic(), time.time()
@@ -141,7 +141,7 @@ class Scene:
         return sum(play.cuts for play in self.plays.values())
 
     async def notice(self, count: int) -> list[Json]:
-        """Give notice to one node each of the next `count` jobs at once, then wait until the jobs and nodes have
+        """Give notice to one node of each of the next `count` jobs at once, and wait until jobs and nodes have
         recovered.
 
         Returns seconds since the taint's write began: to its end, and to the plan's arrival at the first and last
@@ -158,7 +158,7 @@ class Scene:
         return list(found)
 
     def _victim(self, play: Play) -> Standin:
-        """Choose a worker, one with a node of its own if there is one."""
+        """Return a random worker of the job, with a node of its own if there is such a worker."""
         workers = [play.workers[name] for name in sorted(play.workers)]
         return self._rng.choice([w for w in workers if self.fleet.alone(w)] or workers)
 
@@ -182,7 +182,7 @@ class Scene:
         return {"job": play.name, "written": written, "first": None, "last": None}
 
     async def _healed(self, plays: list[Play]) -> None:
-        """Wait until the jobs have healed. Raises RuntimeError on timeout: the operator then has too much to do."""
+        """Wait until the jobs have healed. Raises RuntimeError on timeout, since the operator is overloaded."""
         deadline = time.monotonic() + HEAL_SECONDS
         while not all(play.calm(self.size.workers, CALM_SECONDS) for play in plays):
             if time.monotonic() > deadline:
@@ -198,7 +198,7 @@ class Scene:
         await self._api.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": taints}}, content=MERGE)
 
     def load(self) -> str:
-        """Return the operator's CPU time and memory so far."""
+        """Return the operator's CPU time and memory so far, as text."""
         took = cpu_seconds(self._pids)["operator"]
         return f"the operator has used {took:.0f} s, {self._operator.memory()[0]:.0f} MiB"
 
@@ -208,7 +208,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(folder: Path, size: Size, rng: random.Random) -> AsyncIterator[Scene]:
-    """Start everything but the jobs; end everything afterwards, also on SIGTERM."""
+    """Start everything but the jobs, and end everything afterwards, also on SIGTERM."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

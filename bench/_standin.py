@@ -1,4 +1,4 @@
-"""A worker without a model: sends a training worker's messages over a real control channel, at the same rates."""
+"""A worker without a model, which sends a training worker's messages over a real control channel, at the same rates."""
 
 import asyncio
 import random
@@ -44,8 +44,8 @@ MEMORY = Memory(peak=7 << 30, limit=16 << 30)
 
 
 class SharedEar:
-    """A decoder that decodes each long frame once for all workers of a job. Real workers each have a machine for that;
-    here a thousand would delay each other.
+    """A decoder that decodes each long frame once for all workers of a job. A thousand workers in one process would
+    delay each other; real workers each have a machine.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class SharedEar:
 
 @dataclass(eq=False, slots=True)
 class Play:
-    """One job as its workers see it."""
+    """The state of one job that its stand-in workers share."""
 
     name: str
     step_seconds: float
@@ -80,7 +80,7 @@ class Play:
     ended: list[str] = field(default_factory=list)  # reasons, other than a notice, for which workers were told to stop
 
     async def train(self) -> None:
-        """Train forever: a step takes its time and is committed, which puts waiting plans in force."""
+        """Commit a step every `step_seconds`, forever; each commit puts waiting plans in force."""
         await asyncio.sleep(random.uniform(0, self.step_seconds))  # noqa: S311
         while True:
             await asyncio.sleep(self.step_seconds)
@@ -118,7 +118,7 @@ class Play:
 
 
 class Standin:
-    """A worker without a model. run() ends when the coordinator stops it, and calls `token` for every connection."""
+    """A worker without a model. run() ends when the coordinator stops it, and calls `token` for each connection."""
 
     def __init__(self, play: Play, name: WorkerId, node: str, address: str, url: str, tls: ssl.SSLContext) -> None:
         self.play, self.name, self.node, self.epoch = play, name, node, 0
@@ -207,7 +207,7 @@ class Standin:
             self._apply(self._plan)
 
     def _apply(self, plan: Plan, old: Plan | None = None) -> None:
-        """Put a plan in force: replicas are in sync at once, and cells are taken over at once."""
+        """Put a plan in force, and at once report its replicas as in sync and its moved cells as taken over."""
         self.epoch = plan.epoch
         self.say(PlanApplied(epoch=plan.epoch))
         for cell in plan.owned_by(self.name):

@@ -58,7 +58,7 @@ MAX_NORM = 0.1  # of clipped gradients; those of both tasks are larger
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a run."""
+    """The figures of a run."""
 
     ends: list[float]  # of the steps, in seconds, at stage 0, which finishes last
     losses: list[float]
@@ -138,7 +138,7 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
 
 
 def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
-    """Return each side's function and its manifest."""
+    """Return the function and manifest of each side, by the side's name."""
     steps = WARMUP + options.steps
     plain, lazy, split = (
         manifest(task, stages, options.microbatches, steps, mode=mode) for mode in ("None", "Replicas", "None")
@@ -156,7 +156,7 @@ def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, A
 
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> list[float]:
-    """Return how much better `over` is than `under`, round by round."""
+    """Return how many times better the figure of `over` is than that of `under`, for each round."""
     return [facts[under][figure] / facts[over][figure] for facts in rounds]
 
 

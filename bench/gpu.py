@@ -85,7 +85,7 @@ class Sizes:
 
 
 def sizes_of(*, small: bool) -> Sizes:
-    """Return the sizes for this machine."""
+    """Return the sizes that suit this machine's devices, or tiny ones."""
     gpus = torch.cuda.device_count()
     workers = max(2, min(gpus, 8))
     if small:
@@ -113,7 +113,7 @@ def sizes_of(*, small: bool) -> Sizes:
 
 
 def job_of(sizes: Sizes, stages: int, steps: int = MANY_STEPS, *, mode: str = "None", **training: Any) -> bamboo.Job:
-    """Return a job on one pipeline; with redundancy one worker is on standby."""
+    """Return a job on one pipeline. With redundancy it also has a standby worker."""
     return bamboo.Job(
         "bench",
         task="bamboo_trainer.models.llama:build",
@@ -132,15 +132,15 @@ def job_of(sizes: Sizes, stages: int, steps: int = MANY_STEPS, *, mode: str = "N
 
 
 class Clock:
-    """The remaining time of a part, and the measurements that it did not suffice for."""
+    """The remaining time of a part of the benchmark. left_out: measurements for which the time did not suffice."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
         self.left_out: list[str] = []
 
     def measure(self, what: str, work: Callable[[float], Figures], others: int = 0) -> Figures:
-        """Run a measurement in its share of the time; return its figures, or its problem. others: the number of further
-        measurements in the same time.
+        """Run a measurement in its share of the time, and return its figures, or its problem. others: the number of
+        later measurements that share the time.
         """
         seconds = (self._end - time.monotonic()) / (1 + others)
         if seconds < LEAST_SECONDS:
@@ -155,13 +155,13 @@ class Clock:
 
 
 def steps_of(handle: bamboo.JobHandle, sizes: Sizes) -> list[tuple[float, float]]:
-    """Return when each counted step was committed, and its seconds; for a job that has ended."""
+    """Return when each counted step of an ended job was committed, and the seconds that it took."""
     ends = [row["time"] for row in handle.history() if row["kind"] == "step"]
     return [(end, end - before) for before, end in pairwise(ends)][sizes.warmup - 1 :]
 
 
 def train(job: bamboo.Job, sizes: Sizes, seconds: float) -> Figures:
-    """Train for some time and return the figures of the job's counted steps."""
+    """Train a job for `seconds`, and return the figures of its counted steps."""
     end = time.monotonic() + seconds
     with job.run(page=False) as handle:
         reach(handle, lambda now: now.step >= sizes.warmup + sizes.least, end)
@@ -189,7 +189,7 @@ def measured(sizes: Sizes, seconds: list[float]) -> Figures:
 
 
 def train_plainly(document: Any, sizes: Sizes, compiled: bool, seconds: float) -> Figures:
-    """Train the same in plain PyTorch: one process, without anything that makes bits independent of the grid."""
+    """Train the job in plain PyTorch: in one process, without anything that makes bits independent of the grid."""
     end, times = time.monotonic() + seconds, list[float]()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)  # as in a worker
@@ -226,13 +226,13 @@ def train_plainly(document: Any, sizes: Sizes, compiled: bool, seconds: float) -
 
 
 def in_a_process(work: Callable[[float], Figures], seconds: float) -> Figures:
-    """Run work in a process, so that the GPU's memory is free afterwards."""
+    """Run a function in a process of its own, so that the GPU's memory is free afterwards."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, seconds).result()
 
 
 def take_turns(clock: Clock, figure: str, sides: Mapping[str, Callable[[float], Figures]]) -> Figures:
-    """Measure the sides in turns; return each side's fastest round, and the ratio of a figure to the first side's."""
+    """Measure the sides in turns; return each side's fastest round, and the ratio of its figure to the first side's."""
     fastest: dict[str, Figures] = {name: {} for name in sides}
     turns = [(number, name) for number in range(ROUNDS) for name in sides]
     for at, (number, name) in enumerate(turns):
@@ -271,7 +271,7 @@ def determinism(clock: Clock, sizes: Sizes) -> Figures:
 
 
 def same_bits(sizes: Sizes, seconds: float) -> Figures:
-    """Return whether a job that loses two workers ends with the bits of an undisturbed one on another grid."""
+    """Return whether a job that loses two workers has the same bits as an undisturbed job on another grid."""
     end = time.monotonic() + seconds
     disturbed = job_of(sizes, sizes.workers, BITS_STEPS, mode="Replicas")
     with (
@@ -292,7 +292,7 @@ def kills(clock: Clock, sizes: Sizes, losses: int) -> Figures:
 
 
 def kill(sizes: Sizes, losses: int, seconds: float) -> Figures:
-    """Kill workers one after the other, each at a random moment of a step after the last loss has healed."""
+    """Kill workers one after the other, each at a random moment of a step once the last loss has healed."""
     end, moments, memory, rng = time.monotonic() + seconds, list[float](), list[int](), random.Random(0)
     with job_of(sizes, sizes.workers, mode="Replicas").run(page=False) as handle:
         with suppress(TimeoutError):
@@ -328,7 +328,7 @@ def kill(sizes: Sizes, losses: int, seconds: float) -> Figures:
 
 
 def is_whole(sizes: Sizes, calm: int, now: JobProgress) -> bool:
-    """Whether every stage is protected, with a worker on standby, and enough steps are done since the last loss."""
+    """Return whether every stage is protected, a worker stands by, and enough steps are done since the last loss."""
     return now.state == "Running" and now.workers > sizes.workers and now.step >= max(calm, sizes.warmup)
 
 
@@ -337,7 +337,7 @@ def has_taken_over(number: int, now: JobProgress) -> bool:
 
 
 def bytes_in_use() -> int:
-    """Return the bytes in use on all GPUs, or the private bytes of the processes below this one."""
+    """Return the bytes in use on all GPUs. Without GPUs return the private bytes of the processes below this one."""
     if torch.cuda.is_available():
         command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -366,7 +366,7 @@ def run(
     losses: Annotated[int, typer.Option(min=1, help="Workers that are killed.")] = 25,
     small: Annotated[bool, typer.Option("--small", help="Tiny sizes: whether all works, not how fast.")] = False,
 ) -> None:
-    """Measure, and print one JSON object. Ends with 1 if bits differ."""
+    """Run the measurements, and print one JSON object. Exits with 1 if bits differ."""
     end = time.monotonic() + 60 * minutes
     chosen, sizes = chosen_of(only.split(","), PARTS), sizes_of(small=small)
     work: dict[str, Callable[[Clock], Figures]] = {

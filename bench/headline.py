@@ -50,8 +50,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A model on recorded nodes, or on generated ones that are each taken away within an hour with probability
-    `rate`.
+    """A model, and the nodes that it gets: recorded ones, or generated ones of which each is taken away within an hour
+    with probability `rate`.
     """
 
     model: str
@@ -62,7 +62,7 @@ class Work:
     recording: Trace | None = None
 
     def job(self, rendezvous: float | None = None) -> ComparedJob:
-        """Return the job. rendezvous: seconds, instead of the profile's."""
+        """Return the job with its published batch. rendezvous: seconds that replace the profile's."""
         profile = read_profile(f"{self.model}-v100")
         if rendezvous is not None:
             profile = replace(profile, times=replace(profile.times, rendezvous=rendezvous))
@@ -87,7 +87,7 @@ def run(
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
 ) -> None:
-    """Simulate, and print throughput, value and goodput beside checkpoints' and on-demand nodes'."""
+    """Simulate, and print throughput, value and goodput, also relative to checkpoints' and on-demand nodes'."""
     models, rates = (QUICK_MODELS, list(QUICK_RATES)) if quick else (MODELS, list(RATES))
     hours = min(hours, QUICK_HOURS) if quick else hours
     wanted = None if cases is None else set(cases.split(","))
@@ -116,7 +116,7 @@ def run(
 
 
 def _in_processes(what: Callable[[Work], Any], work: Sequence[Work]) -> Iterator[Any]:
-    """Yield results in the order of the work, with a line on standard error for each."""
+    """Run `what` for each work in a pool of processes. Yield the results in order; report each on standard error."""
     began = time.monotonic()
     with ProcessPoolExecutor(PROCESSES) as pool:
         for number, (one, found) in enumerate(zip(work, pool.map(what, work), strict=True), start=1):
@@ -152,7 +152,7 @@ def _case(work: Work) -> list[Row]:
 
 
 def _means(results: Sequence[StrategyResult]) -> Row:
-    """Return the means over a strategy's runs."""
+    """Return the means of a strategy's figures over its runs."""
 
     def mean(figure: Callable[[StrategyResult], float]) -> float:
         return statistics.fmean(map(figure, results))
@@ -199,7 +199,7 @@ def _restarts(seconds: list[float], models: Sequence[str], rates: Sequence[float
 
 
 def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float]]:
-    """Return Bamboo's samples over those of each baseline, for each duration of a restart."""
+    """Return how many times the samples of each baseline Bamboo trains, for each duration of a restart."""
     job = work.job()
     traces = work.traces(job.place.nodes)
     ours = sum(compared(OURS, job, trace, work.hours).samples for trace in traces)
@@ -213,7 +213,7 @@ def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float
 
 
 def _mean(ratios: Sequence[float]) -> str:
-    """Return the geometric mean of the finite ratios, and their number if some are missing."""
+    """Return the geometric mean of the finite ratios as text, with their number if some ratios are not finite."""
     finite = [ratio for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
     if not finite:
         return "–"
@@ -254,7 +254,7 @@ def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
 
 
 def _show_made_up(table: Table, cases: Sequence[str]) -> None:
-    """Print means over the models."""
+    """Print each strategy's means over the models."""
     heads = ["", *(head for case in cases for head in (f"{case}: samples/s", "value", "goodput"))]
     lines = []
     for name in NAMES:
@@ -269,8 +269,8 @@ def _show_made_up(table: Table, cases: Sequence[str]) -> None:
 
 
 def _show_cases(table: Table, cases: Sequence[str]) -> None:
-    """Print means over the models for each case, then Bamboo's share of the bound and of the best other for each
-    model.
+    """Print the means over the models for each case, then Bamboo's throughput relative to the bound and to the best
+    other strategy for each model.
     """
     heads = [
         "",
@@ -331,7 +331,7 @@ def _ratio(one: float, other: float) -> str:
 
 
 def _plot(table: Table, cases: Sequence[str], path: Path) -> None:
-    """Plot each strategy's throughput over that of checkpoints, and its value over that of on-demand nodes."""
+    """Plot each strategy's throughput relative to checkpoints, and its value relative to on-demand nodes."""
     from matplotlib.figure import Figure
 
     from bamboo.simulation.plots import COLOURS, GROUND, INK, SOFT

@@ -45,7 +45,7 @@ def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIG
 
 
 def counted(name: str, called: str, precision: str) -> TaskCounts:
-    """Return the counts of a model. Equal blocks are counted once, and equal neighbouring layers become one."""
+    """Return the counts of a model's layers. Equal blocks are counted once; equal neighbours become one entry."""
     entrypoint, config = CONFIGS[name]
     blocks = BLOCKS.get(name)
     samples = microbatch(WORKLOADS[name])

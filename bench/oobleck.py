@@ -73,7 +73,7 @@ class Shape:
         ends = self.vocabulary * self.width
 
         def layer(numbers: int, forward: float, again: int) -> Layer:
-            """Return a layer. again: how often the backward repeats the forward."""
+            """Return the figures of a layer. again: how often the backward repeats the forward."""
             return Layer(
                 forward=forward * scale,
                 backward=(2 + again) * forward * scale,
@@ -110,7 +110,7 @@ MODELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Samples per second from the artifact's simulator; bamboo: of Bamboo of 2023, None if it does not fit."""
+    """Samples per second from the artifact's simulator. bamboo: the rate of Bamboo of 2023; None if it does not fit."""
 
     bamboo: float | None
     varuna: float
@@ -142,7 +142,7 @@ PUBLISHED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Oobleck's measurements of a model: samples per second by number of nodes, and the pause of a change."""
+    """Oobleck's measured samples per second of a model by number of nodes, and the seconds of pause at a change."""
 
     rates: dict[int, float]
     pause: float
@@ -251,7 +251,7 @@ def run(
     json: Annotated[Path | None, typer.Option(help='Write the cells to this file, or to "-".')] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
 ) -> None:
-    """Simulate, and print Bamboo's samples a second beside Oobleck's."""
+    """Simulate, and print Bamboo's samples per second beside Oobleck's."""
     if merge is not None:
         cells = [cell for path in merge.split(",") for cell in json_format.loads(Path(path).read_text())["cells"]]
         write_json(json, {"cells": cells})
@@ -288,8 +288,8 @@ def _show(cells: Sequence[Cell]) -> None:
 
 
 def _plot(cells: Sequence[Cell], path: Path) -> None:
-    """Plot Bamboo's samples per second over Oobleck's fair replay, a panel per model: above the line Bamboo is
-    faster.
+    """Plot Bamboo's samples per second divided by Oobleck's in the fair replay, a panel per model. Above the line
+    Bamboo is faster.
     """
     from matplotlib.figure import Figure
 

@@ -38,8 +38,8 @@ STEP_SECONDS = 1.0  # about
 
 @dataclass(frozen=True, slots=True)
 class PredictedCase:
-    """A job whose workers come and go. workers: their numbers, each for `seconds`; where a number is repeated, a worker
-    is lost and replaced. grid: a fixed one; None: the coordinator chooses it.
+    """A job whose workers come and go. workers: their numbers, each for `seconds`; where a number repeats, a worker is
+    lost and replaced. grid: None if the coordinator chooses it.
 
     No worker leaves together with a neighbour, which would lose a stage: a simulation loses other workers than a run.
     """
@@ -60,8 +60,8 @@ class PredictedCase:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The manifest of a job that ends when the last number of workers has been present about as long as the
-        others.
+        """The manifest of a job that ends when its last number of workers has lasted about `seconds`, as the others
+        have.
         """
         steps = int(len(self.workers) * self.seconds / STEP_SECONDS)
         return grid_job(steps, self.grid, max(self.workers))
@@ -78,7 +78,7 @@ CASES = (
 
 
 async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
-    """Measure the profile as `bamboo profile` does."""
+    """Return the profile that this machine measures as `bamboo profile` does."""
     answer = await place.pool.call(PROFILE, {"manifest": document, "repeats": REPEATS})
     if answer.get("problem"):
         raise RuntimeError(answer["problem"])
@@ -86,7 +86,7 @@ async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
 
 
 def course(case: PredictedCase, ends: Sequence[float]) -> dict[str, float]:
-    """Return the seconds in all, the mean of a calm step, and the seconds lost. ends: of steps, in seconds of
+    """Return the duration of a run, its mean calm step, and its lost time, in seconds. ends: of steps, in seconds of
     training.
     """
     steps = list(zip(ends[FIRST:], gaps(ends[FIRST - 1 :]), strict=True))
@@ -103,7 +103,7 @@ def course(case: PredictedCase, ends: Sequence[float]) -> dict[str, float]:
 
 
 def simulated_ends(case: PredictedCase, profile: ModelProfile) -> list[float]:
-    """Return the ends of all steps, in seconds since training began."""
+    """Simulate the case, and return the ends of all steps, in seconds since training began."""
     document, nodes = case.document, case.nodes
 
     def simulated(delay: float) -> JobResult:
@@ -123,8 +123,8 @@ def simulated_ends(case: PredictedCase, profile: ModelProfile) -> list[float]:
 
 
 async def calibrated(place: Lab) -> ModelProfile:
-    """Return the profile, calibrated by a job on two stages that loses a worker, which is replaced. Unexpected step
-    time is attributed to the layers: on a busy machine each sleep ends late.
+    """Return a measured profile, calibrated by a job of two stages that loses and replaces a worker. Unexpected step
+    time is attributed to the layers, since on a busy machine each sleep ends late.
     """
     document = grid_job(16, Grid(2, 1), 2)
     profile, lost_at = await measured(place, document), 14.0

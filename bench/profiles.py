@@ -89,14 +89,14 @@ def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIG
 
 
 def microbatch(workload: Workload) -> int:
-    """Return the most samples with which each pipeline has twice as many microbatches as stages; else 1."""
+    """Return the largest microbatch with which a pipeline has twice as many microbatches as stages; else 1."""
     share = workload.samples // PIPELINES
     fitting = [size for size in range(1, share + 1) if share % size == 0 and share // size >= 2 * workload.stages]
     return max(fitting, default=1)
 
 
 def whole_seconds(workload: Workload, samples: int) -> float:
-    """Return an upper bound of a microbatch's seconds on all layers: a step is at least (M + P - 1) / P of these."""
+    """Return an upper bound of a microbatch's seconds on all layers; a step takes at least (M + P - 1) / P times it."""
     stages, count = workload.on_demand_gpus // PIPELINES, workload.samples // PIPELINES // samples
     return workload.on_demand_seconds * stages / (count + stages - 1)
 
@@ -123,7 +123,7 @@ class OneConnection(Network, frozen=True, kw_only=True):
 
 
 def on_demand_step(profile: ModelProfile) -> float:
-    """Return the seconds of a step on the published on-demand grid. As `bamboo simulate JOB.yaml` computes it, but with
+    """Return the seconds of a step on the published on-demand grid, as `bamboo simulate JOB.yaml` computes it, but with
     one connection per link and one sum per pipeline.
     """
     published = profile.published
@@ -192,7 +192,7 @@ def profile_of(workload: Workload) -> ModelProfile:
 
 
 def _repeated(layers: Sequence[T], blocks: int) -> tuple[T, ...]:
-    """Return the layers with the second one repeated for all equal blocks; unchanged if blocks is 1."""
+    """Return the layers of the whole model, in which the second one is repeated for all equal blocks."""
     return (*layers[:1], *(layers[1] for _ in range(blocks)), *layers[2:])
 
 

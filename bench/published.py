@@ -61,7 +61,7 @@ Found = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCase:
-    """One run."""
+    """One run that both programs do."""
 
     model: str
     stages: int
@@ -83,7 +83,7 @@ class PublishedCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The results of both programs. refused: why there are no figures; "" if there are."""
+    """The results of both programs. refused_theirs, refused_ours: why a program has no figures, or ""."""
 
     case: PublishedCase
     theirs: Found
@@ -92,7 +92,7 @@ class Compared:
     refused_ours: str
 
     def differing(self) -> list[str]:
-        """Return the figures that differ, with both values; empty if all agree or neither program has any."""
+        """Return the figures that differ, with both values; empty if all agree or both programs refuse the case."""
         if bool(self.refused_theirs) != bool(self.refused_ours):
             return [f"theirs: {self.refused_theirs or 'figures'}; ours: {self.refused_ours or 'figures'}"]
         return [
@@ -103,7 +103,7 @@ class Compared:
 
 
 def load(checkout: Path) -> Any:
-    """Load the module of the published program, by path, since its package has more requirements than it needs."""
+    """Load a module of the published program by its path, since its package needs more dependencies than the module."""
     if "published_simulator" not in sys.modules:
         spec = importlib.util.spec_from_file_location("published_simulator", checkout / PROGRAM)
         assert spec is not None
@@ -115,7 +115,7 @@ def load(checkout: Path) -> Any:
 
 
 def theirs(checkout: Path, case: PublishedCase) -> tuple[Found, str]:
-    """Run their program; return its figures, or the name of its error."""
+    """Run the published program; return its figures, or the name of its error."""
     model, made_up = NAMES[case.model], {}
     if case.recording is None:
         made_up = {"seed": case.seed, "removal_probability": case.rate, "generate_addition_probabilities": True}
@@ -133,7 +133,7 @@ def theirs(checkout: Path, case: PublishedCase) -> tuple[Found, str]:
 
 
 def ours(case: PublishedCase) -> tuple[Found, str]:
-    """Run our simulator; return its figures, or the sentence of its error."""
+    """Run Bamboo's copy of the simulator; return its figures, or the sentence of its error."""
     workload = workload_of(case.model, case.stages)
     nodes: HourlyNodes | list[Moment]
     if case.recording is not None:
@@ -173,7 +173,7 @@ def cases(
 
 
 def random_recording(rng: random.Random) -> str:
-    """Generate a recording in which nodes come and go in bursts, some under names that were used before."""
+    """Return a random recording in which nodes come and go in bursts, some of them under names used before."""
     unit, reused = rng.choice((1, 1000, 5000, 30_000, 60_000)), rng.choice((0.0, 0.5))
     end, most = rng.choice((1, 3, 8)) * HOUR_MS, rng.choice((5, 12, 20, 29, 40))
     present: list[str] = []
@@ -212,7 +212,7 @@ def random_cases(count: int, folder: Path) -> Iterator[PublishedCase]:
 
 
 def write_table(file: Path, found: Sequence[Compared]) -> None:
-    """Write a line for each case with all digits; cases that failed have the name of the error instead of figures."""
+    """Write each case's figures as CSV with all digits; a case that failed has the name of the error instead."""
     with file.open("w", newline="") as opened:
         table = tables.DictWriter(opened, [*asdict(found[0].case), "refused", *FIGURES, "hours_run"], restval="")
         table.writeheader()
@@ -241,7 +241,7 @@ def run(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the published program's figures to this file.")] = None,
 ) -> None:
-    """Run both programs on all cases and say which figures agree. Ends with 1 if any do not."""
+    """Run both programs on all cases and report which figures agree. Exits with 1 if any differ."""
     if not (checkout / PROGRAM).is_file():
         raise typer.BadParameter(f"there is no {checkout / PROGRAM}")
     traces = trace if trace is not None else sorted(str(file) for file in (checkout / "traces").glob("*.csv"))

@@ -89,7 +89,7 @@ async def cost(place: Lab, o: RedundancyOptions, stages: int) -> dict[str, Any]:
 
 
 def costs(rounds: list[dict[str, Any]], mode: str, figure: str) -> list[float]:
-    """Return the extra cost of a mode in each round, in percent of the figure that mode None has in that round."""
+    """Return by how many percent a mode's figure exceeds that of mode None, for each round."""
     return [100 * (facts[mode][figure] / facts[str(OFF)][figure] - 1) for facts in rounds]
 
 
@@ -120,7 +120,7 @@ def command(
     repeat: Annotated[int, typer.Option(help="Rounds; in each of them every variant runs once.", min=1)] = 3,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
-    """Measure what replicas cost while nothing fails."""
+    """Measure by how much replicas lengthen a step while nothing fails."""
     modes = [OFF, *(Variant(RedundancyMode.REPLICAS, n) for n in replicas)]
     o = RedundancyOptions(steps=steps, repeat=repeat, mebibytes=mebibytes, modes=modes)
 

@@ -45,7 +45,7 @@ def run(
     seed: int = 0,
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
 ) -> None:
-    """Start the jobs, leave them alone, give notice to single nodes and to many at once."""
+    """Start the jobs, let them run undisturbed, and give notice to single nodes and to many at once."""
     raise_limit()  # a channel for each worker
     size = Size(nodes=nodes, jobs=jobs, wave=wave, stages=stages, pipelines=pipelines)
     amounts = {"rest": rest, "notices": notices, "burst": min(burst, jobs), "repeat": repeat}
@@ -101,7 +101,7 @@ def _show(size: Size, figures: Json) -> None:
 
 
 def _taken(windows: dict[str, Json]) -> list[list[str]]:
-    """Return the figures of each window, a row per figure."""
+    """Return a table of the windows' figures, a row per figure."""
     rows = [[name, *(f"{w[key] * scale:.0f}" for w in windows.values())] for name, key, scale in PLAIN]
     rows.append(["memory (RSS) of the operator, MiB", *(f"{w['memory_mib']:.0f}" for w in windows.values())])
     rows.append(["its highest so far, MiB", *(f"{w['peak_memory_mib']:.0f}" for w in windows.values())])

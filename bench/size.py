@@ -59,7 +59,7 @@ def code_lines(file: Path) -> int:
 
 
 def fields(schema: Mapping[str, Any]) -> int:
-    """Count the named properties of an OpenAPI schema, those inside lists and maps included."""
+    """Return the number of named properties of an OpenAPI schema, including those inside lists and maps."""
     inner = list(schema.get("properties", {}).values())
     below = [schema[key] for key in ("items", "additionalProperties") if isinstance(schema.get(key), dict)]
     return len(inner) + sum(map(fields, inner + below))

@@ -1,5 +1,5 @@
-"""Averages over time as the published simulator computes them: the same sums, of the same terms in the same order. So
-they agree with its own to the last bit of a floating-point number. Times are milliseconds outside, hours inside.
+"""Averages over time as the published simulator computes them: the same sums, of the same terms in the same order, so
+that results agree to the last bit of a floating-point number. Callers give milliseconds; sums are in hours.
 """
 
 from bamboo.simulation.figures import SimulationError
@@ -10,8 +10,8 @@ HOUR_MS = 3_600_000.0
 
 
 class BilledHours:
-    """The numbers of billed nodes, and since when. The first number reported counts from the beginning, so nodes that
-    come after it are billed before they come.
+    """The numbers of billed nodes, and the hours since which they hold. The first number that is reported counts from
+    the beginning, so nodes that come after it are billed before they come.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class BilledHours:
         self._nodes: list[int] = []
 
     def moment_over(self, now: int, nodes: int) -> None:
-        """Count a moment's nodes after all of its events. Those of the very first moment are no change."""
+        """Record the number of nodes after a moment's events. Those of the very first moment make no change."""
         if not self._since:
             if now > 0:
                 self._change(0.0, nodes)
@@ -31,11 +31,11 @@ class BilledHours:
         self._nodes.append(nodes)
 
     def usd_per_hour(self) -> float:
-        """The USD per hour at present."""
+        """The present USD per hour."""
         return self._nodes[-1] * SPOT_USD
 
     def usd(self, begin: float, end: float) -> float:
-        """Return the payment between two hours, the latest changes first."""
+        """Return the USD that the nodes cost between two hours, summed from the latest change to the earliest."""
         total = 0.0
         for since, nodes in zip(reversed(self._since), reversed(self._nodes), strict=True):
             if since <= begin:
@@ -45,7 +45,7 @@ class BilledHours:
         raise AssertionError("the first change is at hour 0")
 
     def averages(self, end: float) -> tuple[float, float]:
-        """Return nodes and USD per hour, from the beginning to an hour. Changes after that hour count too, backwards:
+        """Return the mean nodes and USD per hour, from the beginning to an hour. Later changes count too, backwards:
         they are subtracted as if the last one had been first.
         """
         node_hours = usd = 0.0
@@ -56,7 +56,7 @@ class BilledHours:
 
 
 class StepAverages:
-    """Samples per second, and these per USD per hour, over the time of the steps."""
+    """Mean samples per second, and samples per second for each USD per hour, over the time of the steps."""
 
     def __init__(self, samples: int, billed: BilledHours) -> None:
         self._samples, self._billed = samples, billed
@@ -66,8 +66,8 @@ class StepAverages:
         self._throughput = self._value = 0.0
 
     def begin(self, now: int) -> None:
-        """Record that the first grid begins to step. Later ones change nothing: time without a grid is the next
-        step's.
+        """Record that the first grid begins to step. A later call changes nothing: time without a grid counts as the
+        next step's.
         """
         if self._first is None:
             self._first = self._last = now
@@ -95,7 +95,7 @@ class StepAverages:
         self._steps += 1
 
     def complete_alike(self, took: int, count: int) -> None:
-        """Record `count` consecutive steps of `took` milliseconds each, with the present nodes."""
+        """Record `count` consecutive steps of `took` milliseconds each, on the present nodes."""
         per_second, took_hours, usd = self._samples / (took / SECOND_MS), took / HOUR_MS, self._billed.usd_per_hour()
         throughput, value, began = self._throughput, self._value, self._last / HOUR_MS
         if not usd:
@@ -118,5 +118,5 @@ class StepAverages:
 
 
 def _nobody_paid(hour: float) -> SimulationError:
-    """Return the error of a step without paid nodes: steps go on until their grid is formed anew."""
+    """Return the error of a step that no node is billed for: steps go on until their grid is formed anew."""
     return SimulationError(f"a step ends after {hour:.2f} hours without a node that is paid for, so it has no value")

@@ -14,7 +14,7 @@ Moment = tuple[int, bool, str]  # milliseconds, whether the node is added, its n
 
 
 class HourlyNodes:
-    """The draws of one run. It owns the random numbers, which have to be drawn hour by hour."""
+    """The generated nodes of one run. It owns the random numbers, which must be drawn hour by hour."""
 
     def __init__(self, seed: int, removal: float, capacity: int, start_hour: int = 0) -> None:
         self._rng = random.Random(seed)
@@ -23,15 +23,13 @@ class HourlyNodes:
         self._named = 0
 
     def first(self) -> list[str]:
-        """Return the initial nodes. To be called once, before the hours."""
+        """Return the initial nodes. Call it once, before the first hour."""
         rng, addition = self._rng, self._additions[self._start_hour]
         self._named = sum(addition > rng.random() for _ in range(self._capacity))
         return [_name(number + 1) for number in range(self._named)]
 
     def hour(self, begin: int, there: list[str]) -> list[Moment]:
-        """Return the events of the hour that begins at that millisecond. there: nodes in the order in which they
-        came.
-        """
+        """Return the events of the hour that begins at a millisecond. there: the present nodes, oldest first."""
         addition = self._additions[(self._start_hour + begin // HOUR_MS) % 24]
         probabilities = (self._removal, addition, begin)
         moments, self._named = _hour(self._rng, there, self._named, self._capacity, probabilities)
@@ -41,8 +39,8 @@ class HourlyNodes:
 def _hour(
     rng: random.Random, there: list[str], named: int, capacity: int, hour: tuple[float, float, int]
 ) -> tuple[list[Moment], int]:
-    """Return an hour's events, and how many nodes were ever named. hour: removal and addition probabilities,
-    beginning.
+    """Return an hour's events, and the number of nodes named so far. hour: removal probability, addition probability,
+    and the millisecond at which it begins.
     """
     removal, addition, begin = hour
     draw, second = rng.random, rng.randrange
@@ -77,5 +75,5 @@ def _name(number: int) -> str:
 
 
 def recorded(trace: Trace) -> list[Moment]:
-    """Return a recording's changes, to the millisecond."""
+    """Return a recording's changes, with times in whole milliseconds."""
     return [(round(change.at * 1000), change.change is Change.ADD, change.node) for change in trace.changes]

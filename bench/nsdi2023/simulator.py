@@ -47,7 +47,7 @@ class Kind(IntEnum):
 
 
 class State(StrEnum):
-    """Whether the job is stopped, waits for all its workers to meet (rendezvous), or trains."""
+    """The state of a job: it is stopped, waits for all its workers to meet (rendezvous), or trains."""
 
     STOPPED = "stopped"
     RENDEZVOUS = "rendezvous"
@@ -55,7 +55,7 @@ class State(StrEnum):
 
 
 class QueuedEvent(int):
-    """Moment and kind as one number, which orders events; equal numbers have no order."""
+    """The moment and kind of an event as one number, by which events are ordered. Equal numbers have no order."""
 
     node: str  # the event's node
     number: int  # of the grid that steps
@@ -63,7 +63,7 @@ class QueuedEvent(int):
 
 @dataclass(slots=True)
 class BilledNode:
-    """A present, and therefore billed, node."""
+    """A node that is present, and therefore billed."""
 
     created: int
     ready: bool = False
@@ -99,13 +99,13 @@ def simulate(
     milliseconds: int | None = None,
 ) -> Figures:
     """Return the figures of a run. Raises SimulationError if no step is ever done. events: generated hour by hour, or
-    recorded. steps: after which the run ends. milliseconds: after which it is cut, at the last finished step.
+    recorded. steps: the number of steps to do. milliseconds: when the run is cut, at the last finished step.
     """
     return Simulation(workload, events, steps, milliseconds).run()
 
 
 class Simulation:
-    """One run, and all of its state."""
+    """One run, and its whole state."""
 
     def __init__(
         self, workload: Workload, events: HourlyNodes | Iterable[Moment], steps: int | None, milliseconds: int | None
@@ -230,7 +230,7 @@ class Simulation:
         return self._nodes.get(self._owners.get((pipeline, (stage - 1) % self._workload.stages), ""))
 
     def _slow_down(self, now: int) -> None:
-        """Make steps longer, once per grid however many nodes are lost, and only while it is not being formed anew."""
+        """Make steps longer, once per grid however many nodes it loses, and not while the grid is formed anew."""
         if self._slowed_at is None and self._state is State.RUNNING:
             self._slowed_at = now
             self._step_ms = int(SLOWDOWN * self._step_ms)
@@ -279,7 +279,7 @@ class Simulation:
         self._push(ends, Kind.STEP, number=self._grid)
 
     def _step(self, now: int, event: QueuedEvent) -> None:
-        """Complete a step. One in flight when a node was lost ends later, by half of what was left of it then."""
+        """Complete a step. If a node was lost during the step, end it later, by half of what was left of it then."""
         if event.number != self._grid:
             return
         if self._slowed_at is not None and not self._extended:
@@ -295,7 +295,7 @@ class Simulation:
             self._push_step(now + self._step_ms)
 
     def _complete_alike(self, now: int, limit: int) -> None:
-        """Do the equal steps before the next other event at once, up to the last but one of the run.
+        """Complete the equal steps before the next other event at once, except the last step of the run.
 
         Each of them would leave the heap and add the next one, which moves other events. They are skipped only if that
         moves none, so events of one moment keep their order; otherwise steps go on one by one.
@@ -328,8 +328,8 @@ class Simulation:
     # results
 
     def _figures(self, now: int) -> Figures:
-        """Return the figures of the run so far. now: when the run ended. Preemptions and lives of nodes count to then,
-        everything else to the last step.
+        """Return the figures of the run so far. now: when the run ended. Preemptions and lifetimes of nodes count until
+        then, everything else until the last step.
         """
         steps, last = self._done_steps.steps, self._done_steps.last
         if not steps:

@@ -13,7 +13,7 @@ ON_DEMAND_USD = 3.06
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A model on a grid of at most four pipelines."""
+    """A published model on a grid of at most four pipelines."""
 
     name: str
     stages: int

@@ -50,7 +50,7 @@ class Aim(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The facts that a strategy's parameters are chosen by."""
+    """The facts by which a strategy's parameters are chosen."""
 
     costs: Costs
     nodes: int  # the most that it holds
@@ -60,14 +60,14 @@ class Setting:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """The numbers of stages with a grid of these nodes that fits into memory."""
+        """The numbers of stages for which these nodes have a grid that fits into memory."""
         most = min(self.nodes, len(self.costs.profile.layers), MOST_STAGES_TRIED)
         return tuple(stages for stages in range(1, most + 1) if self.costs.fills(self.nodes, stages))
 
     @property
     def tried(self) -> tuple[int, ...]:
-        """The choices that may be best, by the speed of an undisturbed grid of all, of the usual, and of half the usual
-        nodes.
+        """The numbers of stages with the fastest undisturbed grids, on all nodes, on the usual number, and on half of
+        it.
         """
         choices = self.choices
         several = (self.nodes, self.usual, max(1, self.usual // 2))
@@ -77,20 +77,20 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDemand:
-    """A policy on nodes that are never taken away: they form their grid once, and train."""
+    """A policy for nodes that are never taken away: they form their grid once, and train."""
 
     costs: Costs
     grid: Grid  # fixed
     saving: None = None
 
     def begin(self) -> None:
-        """Return the initial state; the policy has none."""
+        """Return the initial state, which is None: the policy has no state."""
 
     def react(self, state: None, view: View) -> tuple[None, Reaction | None]:
         return None, Reaction(rate=self.costs.rate(self.grid)) if len(view.ready) >= self.grid.cells else None
 
     def placement(self, state: None) -> Placement:
-        """Return the placement: one zone, which has as many nodes as one pays for."""
+        """Return the placement without zones: on-demand nodes are all in one zone."""
         return Placement()
 
 
@@ -109,8 +109,8 @@ def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Po
 
 
 def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
-    """Yield policies for grids that fit. If nodes are in one zone and cost the same however they are used, only for
-    grids that train about as much as the best one, judging by restarts alone.
+    """Yield policies for grids that fit. If nodes are in one zone, and cost the same however they are used, yield only
+    grids that train about as much as the best one, judged by restarts alone.
     """
     savings = {stages: blocking(setting.costs, stages, setting.mtbf) for stages in setting.tried}
     grids = [
@@ -206,7 +206,7 @@ SPOT: Mapping[str, Callable[[Setting], Iterator[Policy]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """A job on its machines."""
+    """The machines of a job, and their costs."""
 
     costs: Costs
     nodes: int  # the most held on the spot market
@@ -215,7 +215,7 @@ class Workplace:
 
 
 def chosen(outcomes: Iterable[StrategyResult], objective: Aim, speed: float) -> StrategyResult:
-    """Return the best result. speed: samples per second of on-demand nodes."""
+    """Return the best result by the objective. speed: samples per second of on-demand nodes."""
     results = list(outcomes)
     fast = [one for one in results if one.throughput >= AS_FAST * speed]
     if objective is Aim.VALUE and fast:
@@ -249,7 +249,7 @@ def strategy_result(
 
 
 def sizes(nodes: int, objective: Aim) -> tuple[int, ...]:
-    """Return the numbers of nodes that a job may hold at most: all it can get if only its speed counts."""
+    """Return the candidates for the most nodes that a job may hold: only all nodes if the objective is throughput."""
     if objective is Aim.THROUGHPUT:
         return (nodes,)
     return tuple(dict.fromkeys(max(1, round(nodes * size)) for size in SIZES))
@@ -308,7 +308,7 @@ def _timeline(place: Workplace, trace: Trace, hours: float | None, nodes: int) -
 
 
 def _tried(name: str, place: Workplace, trace: Trace, hours: float | None, nodes: int) -> Iterator[StrategyResult]:
-    """Yield the results of a strategy with each of its parameters."""
+    """Yield the results of a strategy for each choice of its parameters."""
     spot = _timeline(place, trace, hours, nodes)
     losses = sum(1 for change in spot.changes if change.lost)
     setting = Setting(
@@ -329,7 +329,7 @@ def _problems(trace: Trace) -> Iterator[str]:
 
 
 def _on_demand(place: Workplace, hours: float) -> Iterator[StrategyResult]:
-    """Yield the results with all nodes of the baseline, and with only as many as its fastest grid needs."""
+    """Yield the results of all nodes of the baseline, and of only the nodes that its fastest grid needs."""
     costs, prices = place.costs, place.costs.profile.prices
     assert prices is not None
     grid = _steady_grid(place)

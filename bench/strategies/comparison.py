@@ -49,7 +49,7 @@ class ComparedJob:
         return self.place.costs.profile
 
     def with_nodes(self, nodes: int) -> "ComparedJob":
-        """Return the job with that many nodes at most."""
+        """Return the job with `nodes` as the most nodes that it holds."""
         if nodes == self.place.nodes:
             return self
         spec = {**self.document["spec"], "elastic": {**self.document["spec"]["elastic"], "maxWorkers": nodes}}
@@ -125,7 +125,7 @@ def compared(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A choice of zones and number of nodes."""
+    """A choice of zones and of the number of nodes."""
 
     trace: Trace
     job: ComparedJob
@@ -156,7 +156,7 @@ class CoordinatorRuns:
     _choices: dict[Aim, list[_Choice]] = field(default_factory=dict)
 
     def best(self, objective: Aim) -> StrategyResult:
-        """Return the best result for an objective. Raises SimulationError as `choose.check` does."""
+        """Return the best result for an objective. Raises SimulationError, as `choose.check` does."""
         choose.check(self.job.place, self.trace)
         speed, results = choose.on_demand_speed(self.job.place), list[StrategyResult]()
         for choice in self._ordered(objective, speed)[:MOST_RUNS]:
@@ -171,7 +171,7 @@ class CoordinatorRuns:
         return choose.chosen(results, objective, speed)
 
     def bound(self, objective: Aim) -> float:
-        """Return an upper bound of samples per second with these nodes and grids: the most of all choices."""
+        """Return an upper bound of samples per second: that of the best choice of zones and nodes."""
         return max(choice.throughput for choice in self._of(objective))
 
     def _of(self, objective: Aim) -> list[_Choice]:
@@ -226,7 +226,7 @@ def _may_be_better(choice: _Choice, best: StrategyResult, objective: Aim, speed:
 
 
 def steps_without_pauses(rates: GridRates, nodes: Timeline) -> float:
-    """Return the steps that the fastest grid of each moment's nodes would do if changes took no time."""
+    """Return the number of steps if at every moment the fastest grid of the present nodes trained, without pauses."""
     present, since, steps = 0, 0.0, 0.0
     for at, more in (*((one.at, len(one.joined) - len(one.lost)) for one in nodes.changes), (nodes.duration, 0)):
         best = rates.best(present) if present and at > since else None
@@ -236,8 +236,8 @@ def steps_without_pauses(rates: GridRates, nodes: Timeline) -> float:
 
 
 def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
-    """Return the USD per sample for traffic between zones, on the best grid of the mean number of nodes. Zones have
-    equal shares. Every worker's final gradient goes to its shadow.
+    """Return the USD per sample for traffic between zones, on the best grid of the mean number of nodes. All zones get
+    the same number of nodes. Every worker's final gradient goes to its shadow.
     """
     zones = sorted(set(nodes.zones.values()))
     best = rates.best(max(1, round(nodes.node_seconds / nodes.duration)))
@@ -252,7 +252,7 @@ def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
 
 
 def result_of(figures: JobFigures, batch: int) -> StrategyResult:
-    """Return a run of the coordinator as a strategy's result: the rest of the time is stalled."""
+    """Return a coordinator's run as a strategy's result; time that is not trained, redone or idle is stalled."""
     duration, steps = figures.hours * HOUR, figures.steps
     trained, redone = figures.trained * HOUR, figures.redone * HOUR
     idle = min(figures.waited * HOUR, max(0.0, duration - trained - redone))

@@ -60,7 +60,7 @@ class StrategyRates(GridRates):
         return self._least_of[filled]
 
     def pipeline_ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
-        """Return when each stage of one pipeline has done its forwards and backwards, with a worker for every stage."""
+        """Return the seconds after which each stage of a pipeline, on its own worker, has done its microbatches."""
         sums, workers = self.stages(stages), tuple(range(stages))
         group = Group(
             forward=sums.forward,
@@ -76,7 +76,7 @@ class StrategyRates(GridRates):
         return execute(group).ends[0]
 
     def completed(self, grid: Grid, ends: Sequence[float]) -> float:
-        """Return the seconds of a step whose stages are done at these times; see `StepModel`."""
+        """Return the seconds of a step from the seconds after which its stages are done; see `StepModel`."""
         return self._model.completed(self._alike(grid), ends)
 
     def stages(self, stages: int) -> Stages:
@@ -88,8 +88,8 @@ class StrategyRates(GridRates):
 
 
 class Costs:
-    """The costs of a job on one kind of machine. Without its redundancy, bounds and grid-independent sums, which other
-    systems do not have; otherwise by the job.
+    """The costs of a job on one kind of machine. They leave out the job's redundancy, bounds and grid-independent sums,
+    which other systems do not have.
     """
 
     def __init__(self, profile: ModelProfile, spec: JobSpec) -> None:
@@ -127,12 +127,12 @@ class Costs:
         return cost
 
     def fits(self, grid: Grid) -> bool:
-        """Whether devices have the memory for its stages, with any of the job's schedules."""
+        """Return whether the grid fits into the devices' memory, with any of the job's schedules."""
         return grid.stages <= len(self.profile.layers) and bool(self._fitting(grid))
 
     def step(self, grid: Grid) -> float:
-        """Return the seconds of a step of the whole batch, with a node per stage, by the best schedule if the job
-        leaves it open. The grid has to fit, as for all speeds.
+        """Return the seconds of a step of the whole batch, with a node per stage. If the job leaves the schedule open,
+        the best one counts. The grid must fit into memory, as for all rates.
         """
         seconds = self._steps.get(grid)
         if seconds is None:
@@ -140,12 +140,12 @@ class Costs:
         return seconds
 
     def _fitting(self, grid: Grid) -> list[Grid]:
-        """Return the grid with each schedule that the job allows and that fits into memory; a strategy's has none."""
+        """Return the grid with each of the job's schedules with which it fits into memory."""
         ways = (grid._replace(schedule=schedule) for schedule in self._schedules)
         return [way for way in ways if self._rates.fits(way)]
 
     def paced(self, stages: int) -> float:
-        """Return the seconds between two microbatches of the slowest stage: computing, or sending its output."""
+        """Return the seconds that the slowest stage needs for each microbatch: to compute, or to send its output."""
         cost = self.stage(stages)
         return max(cost.seconds, cost.boundary / self._link(cost.boundary) if stages > 1 else 0.0)
 
@@ -215,8 +215,8 @@ class Costs:
         return self._lengths[key]
 
     def _least_uneven(self, lengths: tuple[int, ...]) -> float:
-        """Return a lower bound of the seconds of a step on pipelines of these lengths. All microbatches have to pass
-        the slowest stages, each after the stages before it, which then still have a last backward.
+        """Return a lower bound of the seconds of a step on pipelines of these lengths. Each microbatch passes its
+        pipeline's slowest stage, after the earlier stages, which then still have a last backward.
         """
         # microbatches of all pipelines per second, and while their slowest stages are idle
         passed = missed = 0.0
@@ -229,7 +229,7 @@ class Costs:
         return ALMOST * (self.microbatches + missed) / passed
 
     def _slowest(self, length: int) -> tuple[float, float]:
-        """Return the seconds of a pipeline's slowest stage: idle per step, and per microbatch."""
+        """Return the seconds that a pipeline's slowest stage is idle in a step, and that it needs per microbatch."""
         if length not in self._paces:
             sums = self._rates.stages(length)
             each = [forward + backward for forward, backward in zip(sums.forward, sums.backward, strict=True)]
@@ -239,7 +239,7 @@ class Costs:
         return self._paces[length]
 
     def rerouted(self, grid: Grid, least: int) -> float:
-        """Return the seconds of a step in which some stage has only `least` nodes for all microbatches. They postpone
+        """Return the seconds of a step in which a stage has only `least` nodes for all microbatches. The nodes postpone
         weight gradients if they have the memory for that.
         """
         seconds = self._rerouted.get((grid, least))
@@ -252,8 +252,8 @@ class Costs:
         return seconds
 
     def _ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
-        """Return the seconds after which each stage of a pipeline is done. Beyond some number each microbatch adds the
-        same.
+        """Return the seconds after which each stage of a pipeline is done. Beyond a number of microbatches each further
+        one adds the same time.
         """
         ends = self._pipelines.get((stages, microbatches, order))
         if ends is None:
@@ -280,7 +280,7 @@ class Costs:
         return Grid(fastest.grid.stages, fastest.grid.pipelines) if fastest else NOTHING
 
     def fills(self, nodes: int, stages: int) -> bool:
-        """Whether a grid with that many stages fits into the nodes' memory."""
+        """Return whether any grid with this number of stages fits into the memory of these nodes."""
         return self._rates.least_of(nodes, stages) is not None
 
     def best(self, nodes: int, choices: Sequence[int]) -> Grid:

@@ -1,4 +1,4 @@
-"""Drives a strategy through a timeline, and sums up the result. Pure. Checkpoints are taken at intervals of training
+"""The simulation of a strategy on a timeline, and its results. Pure. Checkpoints are taken at intervals of training
 time, and their pauses are spread evenly.
 """
 
@@ -46,7 +46,7 @@ class StrategyResult:
 
     @property
     def goodput(self) -> float:
-        """The share of the time in which kept samples were trained, at any speed."""
+        """The share of the time in which the job trained samples that it kept, at any speed."""
         return self.productive / self.duration
 
     @property
@@ -55,12 +55,12 @@ class StrategyResult:
 
 
 def drive(policy: Policy, nodes: Timeline, zone_price: float = ZONE_TRAFFIC_PRICE) -> StrategyResult:
-    """Run the whole timeline under one strategy. zone_price: USD per GB that crosses zones, in each direction."""
+    """Run a strategy over the whole timeline. zone_price: USD per GB that crosses zones, in each direction."""
     return _Drive(policy, nodes, zone_price).run()
 
 
 class _Drive:
-    """One run, and all of its state. unsaved: (seconds, rate) of the training since the newest checkpoint."""
+    """One run, and its whole state. unsaved: (seconds, rate) of the training since the newest checkpoint."""
 
     def __init__(self, policy: Policy, nodes: Timeline, zone_price: float) -> None:
         self._policy, self._nodes, self._zone_price = policy, nodes, zone_price
@@ -124,7 +124,7 @@ class _Drive:
             self._save()
 
     def _save(self) -> None:
-        """Drop the part of `unsaved` that is in a safe checkpoint. It is safe `delay` seconds after it was taken."""
+        """Drop the part of `unsaved` that a checkpoint has saved; it is safe `delay` seconds after its start."""
         saving = self._policy.saving
         assert saving is not None
         safe = int((self._since - saving.delay * self._share) // saving.every) * saving.every

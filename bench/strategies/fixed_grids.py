@@ -1,4 +1,4 @@
-"""Which fixed grids may be the best under a timeline, judging by their restarts alone. Pure.
+"""The fixed grids that may be the best under a timeline, judged by their restarts alone. Pure.
 
 A grid that never changes restarts whenever one of its nodes is lost, as soon as there are enough nodes again; other
 nodes do not matter. So its start and loss depend only on its number of nodes, not on their arrangement, and a thousand
@@ -26,7 +26,7 @@ class Standing:
 
 
 def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Standing]]:
-    """Return the periods in which grids of each number of nodes run. A grid takes the oldest nodes."""
+    """Return the periods in which grids run, by the grid's number of nodes. A grid takes the oldest nodes."""
     periods: dict[int, list[Standing]] = {size: [] for size in sizes}
     numbers: dict[str, int] = {}  # of ready nodes, in the order in which they came
     ready: list[int] = []
@@ -61,9 +61,9 @@ def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Stan
 
 
 def kept_seconds(stood: Collection[Standing], saving: Saving, restart: float, detection: float) -> float:
-    """Return an upper bound of the seconds of training whose results are not lost. Assumes that a checkpoint is safe as
-    soon as it is taken. restart: seconds from the start of a grid to its first step. detection: seconds until a loss is
-    noticed, before the restart.
+    """Return an upper bound of the seconds of training that losses do not undo, as if a checkpoint were safe at once.
+    restart: seconds from the start of a grid to its first step. detection: seconds until a loss is noticed, before the
+    restart.
     """
     share, kept = saving.every / (saving.every + saving.pause), 0.0
     for one in stood:

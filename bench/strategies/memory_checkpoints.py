@@ -53,11 +53,11 @@ class MemoryCheckpoints:
         return Placement(rows=in_rows(state.cells, self.stages), copied=each)
 
     def window(self, grid: Grid) -> int:
-        """Return the steps until a whole snapshot is with the peer."""
+        """Return the number of steps until the peer has a whole snapshot."""
         return max(1, math.ceil(self.costs.moved(self.costs.stage(self.stages).state) / self.costs.step(grid)))
 
     def replay(self, grid: Grid) -> float:
-        """Return the mean seconds of a replay: one and a half windows, as the newest whole snapshot is one or two
+        """Return the mean seconds of a replay of one and a half windows, since the newest whole snapshot is one or two
         windows old.
         """
         count = math.ceil(self.costs.microbatches / grid.pipelines)
@@ -67,14 +67,14 @@ class MemoryCheckpoints:
         return self.costs.rate(state.grid) / (1 + OVERHEAD)
 
     def _safe(self, state: Places, place: int, lost: set[str]) -> bool:
-        """Whether another node holds the stage, or the next stage's node its snapshot."""
+        """Return whether the stage's state survives: on another node, or as a snapshot on the next stage's node."""
         pipeline, stage = divmod(place, self.stages)
         peer = state.cells[pipeline * self.stages + (stage + 1) % self.stages]
         holders = {*state.cells[stage :: self.stages]}
         return not holders <= lost or (self.stages > 1 and peer not in lost)
 
     def _replaced(self, state: Places, view: View) -> Places:
-        """Return the places with spare nodes instead of lost ones, else the pipelines that the remaining nodes fill."""
+        """Return the places with spare nodes for lost ones. If too few are spare, the pipelines that all nodes fill."""
         present, used = set(view.ready), set(state.cells)
         spare = [name for name in view.ready if name not in used]
         missing = sum(1 for name in state.cells if name not in present)
@@ -84,7 +84,7 @@ class MemoryCheckpoints:
         return Places.filled(self.costs, self.stages, (*kept, *spare))
 
     def _grown(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
-        """Return the places with a new pipeline, which gets its states in the background; then all regroup."""
+        """Return the places with a new pipeline once its nodes have copied their states; then all nodes regroup."""
         grid = self.costs.grid(len(view.ready), self.stages)
         if grid.pipelines <= state.grid.pipelines:
             return replace(state, planned=0.0), None

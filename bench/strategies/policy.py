@@ -1,6 +1,4 @@
-"""The interface of all strategies: their input, their reactions, checkpoint intervals and traffic between zones.
-Pure.
-"""
+"""The interface of all strategies: inputs, reactions, checkpoint intervals, and traffic between zones. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,7 @@ from strategies.costs import SNAPSHOT_BYTES, Costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """The checkpoints that a policy takes, in seconds."""
+    """The times of a policy's checkpoints, in seconds."""
 
     every: float  # of training between two
     pause: float  # in which training stops for each
@@ -33,7 +31,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """A strategy's reaction to a change of the nodes: its effect on training."""
+    """The effect on training of a strategy's reaction to a change of the nodes."""
 
     rate: float  # samples per second from then on
     stall: float = 0.0  # seconds until then, without training
@@ -43,7 +41,7 @@ class Reaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The nodes that train."""
+    """The placement of training on nodes, and the copies that they send."""
 
     # nodes of each pipeline by stage; "" where others do the work
     rows: tuple[tuple[str, ...], ...] = ()
@@ -52,7 +50,7 @@ class Placement:
 
 
 def in_rows(cells: Sequence[str], stages: int) -> tuple[tuple[str, ...], ...]:
-    """Return cells that are listed pipeline by pipeline as pipelines."""
+    """Return the cells, which are listed pipeline by pipeline, as a tuple for each pipeline."""
     return tuple(tuple(cells[at : at + stages]) for at in range(0, len(cells), stages)) if stages else ()
 
 
@@ -69,7 +67,7 @@ class Policy(Protocol):
         """Return the policy's state at the start, without nodes."""
 
     def react(self, state: Any, view: View) -> tuple[Any, Reaction | None]:
-        """Return the new state and the effect on training, after nodes came or went or a wake-up. None: no effect."""
+        """Return the new state, and the effect on training or None, after nodes came or went or at a wake-up."""
 
     def placement(self, state: Any) -> Placement:
         """Return the placement of the policy's training in that state."""
@@ -96,13 +94,13 @@ def blocking(costs: Costs, stages: int, mtbf: float) -> Saving:
 
 
 def pays(rate: float, new: float, stall: float, mtbf: float) -> bool:
-    """Whether the gain in speed until the next loss outweighs a stall."""
+    """Return whether the faster rate until the next loss makes up for the stall."""
     return new * max(0.0, mtbf - stall) > rate * mtbf
 
 
 def crossing_bytes(costs: Costs, placed: Placement, zones: Mapping[str, str]) -> float:
     """Return the bytes per sample that cross zones: stages' outputs and their gradients, the sum of gradients in a ring
-    over the pipelines, and copies to neighbours; not states that are copied after a loss.
+    over the pipelines, and copies to neighbours, but not the copies of states after a loss.
     """
     rows = [row for row in placed.rows if row]
     if not rows:

@@ -15,7 +15,7 @@ from strategies.policy import Placement, Reaction, Saving, View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """The training replicas of a model, and joining ones."""
+    """The training replicas of a model, and the joining replicas."""
 
     rows: tuple[tuple[str, ...], ...] = ()  # nodes of each training replica
     joining: tuple[tuple[str, ...], ...] = ()  # replicas that train from `planned` on
@@ -24,7 +24,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum:
-    """A policy of replicas that go on without lost ones."""
+    """A policy of replicas that go on without a lost replica."""
 
     costs: Costs
     grid: Grid  # the desired grid; each replica does its share of the batch, however many there are
@@ -64,7 +64,7 @@ class Quorum:
         return Placement(rows=state.rows)
 
     def _more(self, view: View, rows: tuple[tuple[str, ...], ...], count: int) -> tuple[tuple[str, ...], ...]:
-        """Return at most `count` rows of nodes that are in no replica yet."""
+        """Return at most `count` new replicas' rows of unused nodes."""
         used = {name for row in rows for name in row}
         free = [name for name in view.ready if name not in used]
         stages = self.grid.stages

@@ -62,7 +62,7 @@ class Rerouting:
         return alive
 
     def _normalised(self, state: Places) -> Places:
-        """Return the places with losses spread over the stages, or a pipeline less, if either makes the step faster."""
+        """Return the places with losses spread over the stages, or a pipeline less, if that makes steps faster."""
         if "" not in state.cells:
             return state
         names = [name for name in state.cells if name]
@@ -82,7 +82,7 @@ class Rerouting:
         return Places(grid=Grid(self.stages, pipelines), cells=tuple(cells))
 
     def _wanted(self, state: Places, view: View) -> bool:
-        """Whether there are nodes that could fill a place, or form a pipeline."""
+        """Return whether spare nodes could fill a place, or form a pipeline."""
         spare = len(view.ready) - len(state.cells) + state.cells.count("")
         more = min(len(view.ready) // self.stages, self.costs.microbatches)
         return spare > 0 and ("" in state.cells or more > state.grid.pipelines)
@@ -96,7 +96,7 @@ class Rerouting:
         return Places(grid=Grid(self.stages, len(cells) // self.stages), cells=tuple(cells))
 
     def _rate(self, state: Places) -> float:
-        """Return the samples per second: those of the stage with the fewest peers, which do all of its microbatches."""
+        """Return the samples per second, by the stage with the fewest nodes, which do all of its microbatches."""
         if not state.grid.pipelines:
             return 0.0
         costs, least = self.costs, min(self._alive(state))

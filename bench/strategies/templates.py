@@ -57,11 +57,11 @@ class Templates:
         return tuple(ready[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True))
 
     def rate(self, lengths: tuple[int, ...]) -> float:
-        """Return the samples per second, with microbatches distributed by the pipelines' speed."""
+        """Return the samples per second of pipelines of these lengths; faster pipelines get more microbatches."""
         return self.costs.batch / self.costs.uneven(lengths) if lengths else 0.0
 
     def _all_layers(self, state: Pipelines, lost: set[str]) -> bool:
-        """Whether every part of the model is on a remaining node; node i of n has the part from i/n to (i+1)/n."""
+        """Return whether the remaining nodes hold all layers; node i of n has the part from i/n to (i+1)/n."""
         if any(map(lost.isdisjoint, state)):
             return True
         kept = sorted(

@@ -11,7 +11,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesChange:
-    """The changes of nodes at one moment."""
+    """The nodes that come and go at one moment."""
 
     at: float
     joined: tuple[str, ...] = ()  # ready now
@@ -33,10 +33,10 @@ class Timeline:
 def timeline(
     trace: Trace, *, capacity: int, start: float, usd_per_hour: float, duration: float | None = None
 ) -> Timeline:
-    """Return the timeline of a job that holds at most `capacity` nodes, first come first served.
+    """Return the timeline of a job that holds at most `capacity` nodes, first come, first served.
 
-    It takes another node as soon as one is gone. A node is paid for while it is held, at the trace's price of its zone,
-    else at usd_per_hour; it is ready `start` seconds later.
+    The job takes another node as soon as it has lost one. It pays for a node while it holds it, at the trace's price of
+    its zone, else at usd_per_hour; the node is ready `start` seconds after the job takes it.
     """
     end = trace.duration if duration is None else min(duration, trace.duration)
     spans = _held(trace, capacity, end)
