@@ -221,7 +221,7 @@ class Job:
         self.look(now, event, commands)
 
     def staff(self) -> None:
-        """Start waiting workers, as many as there are machines for."""
+        """Start waiting workers, up to the number of machines."""
         while self._waiting and len(self.lab.pool.alive) < self.machines:
             self._waiting -= 1
             self._start()

@@ -35,7 +35,7 @@ Cell = tuple[int, int]
 
 
 class Kind(IntEnum):
-    """The kinds of events, in the order in which those of one moment are handled."""
+    """The kinds of events. Events of one moment are handled in this order of kinds."""
 
     ADD = 1
     REMOVE = 2
@@ -221,8 +221,8 @@ class Simulation:
         self._slow_down(now)
 
     def _heir(self, cell: Cell) -> BilledNode | None:
-        """Return the owner of the stage before, if it is present. After a rendezvous without nodes the first stage has
-        none before it, since then there are no stages, although nodes keep theirs.
+        """Return the owner of the previous stage, if it is present. None for the first stage after a rendezvous without
+        nodes: then there are no stages, although nodes keep theirs.
         """
         pipeline, stage = cell
         if stage == 0 and not self._pipelines:

@@ -40,8 +40,8 @@ AS_FAST = 0.95  # relative to on-demand nodes: the least speed if the objective 
 
 
 class Aim(StrEnum):
-    """The objective by which parameters, nodes and zones are chosen. VALUE: samples per dollar, among results about as
-    fast as on-demand nodes; if there is none, samples per second.
+    """The objective by which parameters, nodes and zones are chosen. VALUE: samples per dollar among results that are
+    about as fast as on-demand nodes; if none is, samples per second.
     """
 
     THROUGHPUT = "Throughput"
@@ -126,8 +126,8 @@ def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
 
 
 def _most_trained(setting: Setting, grids: Sequence[Grid], savings: Mapping[int, Saving]) -> list[Grid]:
-    """Return the grids that train about as much as the best one, in their order. Steps are computed only for grids that
-    could train enough if they took the least possible time.
+    """Return the grids that train about as much as the best one, in their order. Computes the steps only of grids that
+    could train enough if a step took the least possible time.
     """
     costs, stood = setting.costs, standings(setting.spot, {grid.cells for grid in grids})
 

@@ -145,8 +145,8 @@ class _Choice:
 
 @dataclass(slots=True)
 class CoordinatorRuns:
-    """Runs of the coordinator for a job under a trace, each made once. At most `MOST_RUNS` choices are tried, the best
-    ones if there were no pauses.
+    """The coordinator's runs for a job under a trace, each made once. Tries at most `MOST_RUNS` choices: those that
+    would be best without pauses.
     """
 
     job: ComparedJob

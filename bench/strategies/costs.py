@@ -44,7 +44,7 @@ class StrategyRates(GridRates):
         self._least_of: dict[tuple[int, int], float | None] = {}  # likewise
 
     def fastest(self, workers: int, stages: int) -> GridRate | None:
-        """Return the fastest grid with this number of stages that fits; of equals the one with the fewest workers."""
+        """Return the fastest fitting grid with this number of stages, preferring fewer workers among equals."""
         filled = stages, workers // stages
         if filled not in self._fastest:
             ranking = self.fastest_of_each(workers, 1, {}, 1.0, stages)
@@ -160,9 +160,7 @@ class Costs:
         return seconds
 
     def _uneven_step(self, lengths: tuple[int, ...], grid: Grid) -> float:
-        """Return the seconds of a step by the grid's schedule. grid: as many pipelines, all as long as the shortest
-        one.
-        """
+        """Return the seconds of a step by the grid's schedule. grid: as many pipelines, all of the shortest length."""
         order = StageOrder(grid.schedule)
         ends = [0.0] * grid.stages
         for length, share in self._shares(lengths, order):
@@ -275,7 +273,7 @@ class Costs:
         return self.batch / min(map(self._rates.least, self._fitting(grid)))
 
     def grid(self, nodes: int, stages: int) -> Grid:
-        """Return the fastest grid with that many stages that fits into the nodes' memory."""
+        """Return the fastest grid with `stages` stages that fits into the nodes' memory."""
         fastest = self._rates.fastest(nodes, stages)
         return Grid(fastest.grid.stages, fastest.grid.pipelines) if fastest else NOTHING
 
@@ -284,13 +282,13 @@ class Costs:
         return self._rates.least_of(nodes, stages) is not None
 
     def best(self, nodes: int, choices: Sequence[int]) -> Grid:
-        """Return the fastest grid with one of these numbers of stages; of equals the one with fewer stages."""
+        """Return the fastest grid with one of these numbers of stages, preferring fewer stages among equals."""
         fastest = self.best_stages(nodes, choices, 1)
         return self.grid(nodes, fastest[0]) if fastest else NOTHING
 
     def best_stages(self, nodes: int, choices: Sequence[int], count: int) -> list[int]:
-        """Return the `count` numbers of stages with the fastest grids; of equals those with fewer stages. Skips clearly
-        slower candidates.
+        """Return the `count` numbers of stages with the fastest grids, preferring fewer stages among equals. Skips
+        clearly slower candidates.
         """
         least = ((self._rates.least_of(nodes, stages), stages) for stages in choices)
         fastest: list[tuple[float, int]] = []  # seconds of a step, and stages; in order
@@ -320,7 +318,7 @@ class Costs:
         return self.profile.network.latency + self.moved(self.stage(stages).state)
 
     def moved(self, size: float) -> float:
-        """Return the seconds to move that many bytes between two nodes."""
+        """Return the seconds to move `size` bytes between two nodes."""
         return size / self._link(size)
 
     def _link(self, size: float) -> float:

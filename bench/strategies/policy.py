@@ -70,7 +70,7 @@ class Policy(Protocol):
         """Return the new state, and the effect on training or None, after nodes came or went or at a wake-up."""
 
     def placement(self, state: Any) -> Placement:
-        """Return the placement of the policy's training in that state."""
+        """Return the placement of training in a state of the policy."""
 
 
 def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:

@@ -112,7 +112,7 @@ def test_the_strategies_have_the_same_baseline(name: str) -> None:
 
 
 def costs(boundary: int = 10, gradients: int = 100) -> Costs:
-    """Costs of four layers of a second; a stage of two has twice the gradients; a batch of eight samples."""
+    """Return the costs of a job with four layers of a second each and a batch of eight samples."""
     known = profile()
     layer = msgspec.structs.replace(known.layers[0], boundary=boundary, gradients=gradients)
     return costs_of(msgspec.structs.replace(known, layers=(layer,) * 4), 8)
@@ -126,7 +126,7 @@ def two_zones(each: int = 2) -> Trace:
 
 
 def test_pipelines_are_formed_within_zones_and_what_they_send_each_other_is_paid() -> None:
-    """Nodes of both zones come in turn; only the sum of gradients crosses zones: 800 bytes for eight samples."""
+    """Nodes of two zones join alternately; only the sum of gradients crosses zones: 800 bytes for eight samples."""
     known = costs()
     policy = Restarting(costs=known, choices=(2,), saving=Saving(every=1e9, pause=0, delay=0), mtbf=1e9)
     nodes = timeline(two_zones(), capacity=4, start=0.0, usd_per_hour=1.0)

@@ -152,7 +152,7 @@ def test_the_key_is_long_and_another_one_each_time(chart: Helm, rendered: dict[s
 
 
 def test_what_running_jobs_need_outlives_the_release(rendered: dict[str, list[Json]]) -> None:
-    """The certificate may go, because Helm makes another one with the authority."""
+    """Uninstalling may remove the certificate, because Helm makes another certificate with the kept authority."""
     secrets = {
         document["metadata"]["name"]: document["metadata"]
         for document in rendered["default"]

@@ -28,7 +28,7 @@ def bamboo(*words, code=0):
 
 @pytest.fixture
 def kept(tmp_path):
-    """Make a folder with two sound checkpoints, one without a file, one with a changed file, and an unfinished one."""
+    """Make a folder of five checkpoints: two sound, one without a file, one with a changed file, one unfinished."""
     folder = tmp_path / "run"
     store, files = CheckpointStore(str(folder), StoreLimits(tries=1)), LocalFiles(str(folder))
     manifests = {step: save(store, step) for step in (20, 40, 60, 80)}

@@ -68,7 +68,7 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     disturbed: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, None]],
     what: str,
 ) -> None:
-    """All waits after the last step are disturbed in one run."""
+    """The test disturbs every wait after the last step, all in one run."""
     if disturbed is then_hangs:
         monkeypatch.setattr(closing.Closing.wait, "__defaults__", (2.0,))
         monkeypatch.setattr(runner, "LOGGER_SECONDS", 1.0)

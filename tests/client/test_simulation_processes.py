@@ -41,7 +41,7 @@ def until_there_are(group: int, least: int, most: int) -> None:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `bamboo simulate` with two processes of its own, all in one process group."""
+    """Run `bamboo simulate` with two worker processes, all in one process group."""
     document = manifest(12, 4, 48)
     document["spec"]["training"]["steps"] = 100_000_000
     (folder / "job.yaml").write_text(yaml.safe_dump(document))

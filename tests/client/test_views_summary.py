@@ -54,8 +54,8 @@ def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
-    """The summary says how many steps were not kept. It counts only skipped samples as left out, not those of lost
-    steps.
+    """The summary says how many steps were not kept. Samples of lost steps do not count as left out, only skipped
+    samples do.
     """
     summary = ran(STATUS, outcome, "Reason", output="/out")
     text, document = to_text(summary), json.loads(to_json(summary))

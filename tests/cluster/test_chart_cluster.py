@@ -201,7 +201,7 @@ def older_crd(release: Release) -> str:
 
 
 def documented(heading: str) -> list[str]:
-    """Return the commands of the first block below that text in docs/upgrade.md."""
+    """Return the commands of the first code block below a heading in docs/upgrade.md."""
     page = (ROOT / "docs" / "upgrade.md").read_text()
     return page.partition(heading)[2].partition("```\n")[2].partition("```")[0].strip().splitlines()
 

@@ -92,7 +92,7 @@ def unplaced(pods: Json) -> list[str]:
 def test_the_scheduler_puts_no_more_pods_on_a_node_than_it_has_room_for(
     installed: Cluster, namespace: str, *, empty: bool
 ) -> None:
-    """Two nodes suffice. empty: a third node takes no pod, as after a taint; without it the limit holds by
+    """Two nodes suffice for the pods. empty: a third node takes no pod, as after a taint; without it the limit holds by
     minDomains.
     """
     if not empty and installed.minor < OLDEST_SUPPORTED:

@@ -44,8 +44,8 @@ class Shell:
         self.env = {**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "300"}
 
     def type(self, *words: str, code: int = 0) -> str:
-        """Run a command in this process, which is faster than another one; return its output, or its errors if it is to
-        fail. The task is not loaded: that takes seconds.
+        """Run a command in this process, which is faster than starting another one. Return its output, or its errors if
+        it must fail. The command does not load the task, which would take seconds.
         """
         if words[0] in ("submit", "run"):
             words += ("--no-load",)

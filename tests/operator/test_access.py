@@ -1,4 +1,4 @@
-"""The operator's API server and credentials, in a pod and outside."""
+"""The operator's API server address and credentials, in a pod and outside of one."""
 
 from pathlib import Path
 from typing import Any

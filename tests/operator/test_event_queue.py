@@ -1,4 +1,4 @@
-"""Which events are kept for another try."""
+"""The events that the operator keeps for another try."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ JOB = JobIdentity(("team", "tiny"), "u1")
 
 
 class Events:
-    """The events of an API server."""
+    """An API server that stores events."""
 
     def __init__(self) -> None:
         self.kept = FakeApi()

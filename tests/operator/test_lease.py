@@ -1,4 +1,4 @@
-"""Which operator works: the decisions, and several operators in virtual time."""
+"""The Lease by which one operator works: its decisions, and several operators in virtual time."""
 
 import asyncio
 import contextlib
@@ -142,7 +142,7 @@ class LeaseSimulation:
         return self.api.all("pods")
 
     def start(self, name: str) -> "Process":
-        """Start an operator in a pod of that name, and return its process."""
+        """Start an operator in a pod named `name`, and return its process."""
         self.api.put("pods", {"metadata": {"name": name}, "status": {"phase": "Running"}})
         self.processes.append(Process(self, name))
         return self.processes[-1]

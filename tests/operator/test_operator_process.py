@@ -119,7 +119,7 @@ class SlowPods:
 
 
 async def test_who_has_given_up_labels_itself_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator that has lost the Lease writes no label, even if the API server answers again: another one works."""
+    """An operator that has lost the Lease does not label its pod, even if the API server answers again."""
     monkeypatch.setattr("bamboo_operator.kube.attempts.FIRST_RETRY", 0.01)
     pods = SlowPods()
     label = ActiveLabel(pods, PLACE, "me")

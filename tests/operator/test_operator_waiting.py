@@ -70,7 +70,7 @@ async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
 
 @pytest.mark.parametrize("resumed", [True, False])
 async def test_a_pod_that_never_goes_is_replaced(begin: Callable[..., Job], resumed: bool) -> None:
-    """On a node that hangs nothing ends the pod, so the operator does not wait for its end."""
+    """Nothing ends a pod on a node that hangs, so the operator does not wait for its end."""
     first = Place()
     await begin(first).reconciles()
     place = copied(first)

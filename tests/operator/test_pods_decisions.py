@@ -1,4 +1,4 @@
-"""Which worker a job gives back."""
+"""The choice of the worker that a job gives back."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""When a job is reconciled again."""
+"""The times at which a job is reconciled again."""
 
 import math
 

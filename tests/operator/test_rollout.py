@@ -1,4 +1,4 @@
-"""When which worker is replaced by one of the newest template: the decisions alone."""
+"""The decisions of a rollout: when each outdated worker is replaced by one of the newest template."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -35,7 +35,7 @@ class Api:
 
 
 async def test_a_field_whose_write_was_not_answered_is_removed_too() -> None:
-    """Otherwise another operator would take the written plan for the plan of workers that train."""
+    """If the plan stayed, another operator would take it for the plan of workers that train."""
     api = Api()
     writer = StatusWriter(JOB, {}, api)  # type: ignore[arg-type]
     await writer.write(facts(spec=job()), None)

@@ -168,7 +168,7 @@ class FlippedJob(Job):
         return role.owner if self.flip.owner else (role.shadow or role.replicas[0])
 
     def flips_now(self, place: Place, worker: str, stage: int, step: int, microbatch: int) -> bool:
-        """Return whether the bit flips in this call: the first time, or each time on that worker if `every_time` is
+        """Return whether the bit flips in this call: only the first time, or always on that worker if `every_time` is
         set.
         """
         wanted = (self.flip.place, self.flip.stage, self.flip.step, self.flip.microbatch)

@@ -34,10 +34,10 @@ def refusal(status: int, reason: str, name: str = "") -> ApiError:
 
 
 class Watch:
-    """A watch of one kind of objects.
+    """A watch of objects of one kind.
 
-    show: called with a change and the object, in the order of an object's changes; the change is None for an object
-    that is listed.
+    show: called with a change and the object, in the order of an object's changes; the change is None for a listed
+    object.
     """
 
     def __init__(self, loop: VirtualLoop, rng: random.Random, show: Callable[[str | None, Object], None]) -> None:

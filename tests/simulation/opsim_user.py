@@ -122,7 +122,7 @@ class User:
         self.edit(lambda spec: spec["elastic"].update(maxWorkers=workers))
 
     def _roll(self, disturbance: Disturbance) -> None:
-        """Roll out an image, mostly one that works; the user mends another one later."""
+        """Roll out an image. Mostly it works; otherwise the user mends it later."""
         kind = (MISSING, CRASHING, "good", "good", "good")[disturbance.number % 5]
 
         def change(spec: Object) -> None:

@@ -41,7 +41,7 @@ class Checks:
         self.epoch = plan.epoch
 
     def taken_over(self, taken: Takeover) -> None:
-        """Check that the worker that reports a takeover is the heir by the plan that the report names."""
+        """Check that a worker that reports a takeover is the heir in the plan that its report names."""
         heir = self.plans[taken.epoch].at(Cell(taken.pipeline, taken.stage)).owner
         if heir != taken.worker:
             raise Violation(f"{taken.worker} reports a takeover that plan {taken.epoch} left to {heir}: {taken}")

@@ -229,7 +229,7 @@ class Lost(Away):
                 self.server.remove("nodes", node)
 
     def look_at_status(self) -> None:
-        """Fail if the status says Protected before the coordinator has heard all that the plan names."""
+        """Fail if the status says Protected before all workers of the plan have reported to the coordinator."""
         if self.runner is None or self.runner.state.phase != "Recovering" or self.runner.state.plan is None:
             return
         found = {c["type"]: c["status"] for c in job_conditions(self)}

@@ -293,7 +293,7 @@ class Job:
         return None
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        """Return a stage in its first state, for that worker."""
+        """Return a stage of a worker in its first state."""
         device = self.computes_on[stage % len(self.computes_on)]
         values = StageValues(self.task, stage, stages, config, device, self._by_device[worker][device])
         return Stage(values, self.reader(self.task, config), self._by_device[worker][device])
@@ -441,7 +441,7 @@ class Job:
 
     @property
     def plan(self) -> Plan:
-        """The newest plan, once there is one."""
+        """The newest plan. The job must have one."""
         return self.state.current_plan
 
     @property

@@ -66,7 +66,7 @@ def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 
 def tell_sums(world: World, version: int) -> None:
-    """Let each holder of each stage report the same checksum of its state of that version."""
+    """Let each holder of each stage report the same checksum of its state of a version."""
     for stage, holders in enumerate(world.state.certain_holders(world.plan)):
         for worker in holders:
             world.tell(Received(worker, StateSums(stage=stage, version=version, sums={"w": "0" * 16})))

@@ -28,7 +28,7 @@ STARTED = pytest.StashKey[Cluster]()
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
     """Build Kubernetes before the first test with a cluster, outside of the test's time limit.
 
-    Of the processes of `make test` only the one with these tests waits meanwhile.
+    Of the processes of `make test` only the process with these tests waits for the build.
     """
     if "cluster" in getattr(item, "fixturenames", ()):
         _build(item.config)

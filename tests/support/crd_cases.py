@@ -19,7 +19,7 @@ SPEC: Mapping[str, Any] = SCHEMA["properties"]["spec"]
 
 
 def put(document: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
-    """Return a copy of the document with the value at the path; ABSENT removes what is there."""
+    """Return a copy of the document with the value at the path; ABSENT removes the present value."""
     edited: Any = deepcopy(document)
     *parents, last = path
     inner = edited

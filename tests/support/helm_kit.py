@@ -105,7 +105,7 @@ def _fetch(package: str, digest: str, target: Path) -> None:
 
 
 class Helm:
-    """One Helm with folders of its own. kubeconfig: of its cluster, if it needs one."""
+    """A Helm program with folders of its own. kubeconfig: of its cluster, if it needs one."""
 
     def __init__(self, home: Path, kubeconfig: Path | None = None, major: str = "4") -> None:
         self.program, self.major = helm(major), major

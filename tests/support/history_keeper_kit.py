@@ -29,7 +29,7 @@ def plan(epoch: int, origin: int = 1, moved: bool = False, first: int = 0) -> Pl
 
 
 class Job:
-    """The workers of one job, one of them the root."""
+    """The workers of one job, of which one is the root."""
 
     def __init__(self, folder: Path) -> None:
         self.url, self.told, self.step, self.origin, self.first = str(folder), [], 0, 1, 0

@@ -24,7 +24,7 @@ def step(number: int, attempt: int = 1, **more) -> StepRecord:
 
 
 def evaluated(number: int, **metrics) -> EvaluationRecord:
-    """Return the evaluation of the state after that step."""
+    """Return the evaluation of a step's state."""
     return EvaluationRecord(attempt=1, step=number, time=100.5 + number, metrics=metrics)
 
 

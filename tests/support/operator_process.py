@@ -66,7 +66,7 @@ def allow_lease(cluster: Cluster, namespace: str) -> None:
 
 
 def stand_in(cluster: Cluster, namespace: str, name: str) -> str:
-    """Create a pod of that name that no node runs, in place of the operator's pod, and return its path."""
+    """Create a pod that no node runs, in place of the operator's pod, and return its path."""
     container = {"name": "operator", "image": "x", "command": ["sleep", "1000"]}
     spec = {"schedulerName": "nobody", "containers": [container]}
     cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace)
@@ -200,7 +200,7 @@ class Job:
         return [(e["reason"], e["message"]) for e in own]
 
     def told(self, reason: str, seconds: float = PATIENCE) -> str:
-        """Wait for an event of that reason, and return its message."""
+        """Wait for an event with this reason, and return its message."""
         return until(lambda: [text for found, text in self.events() if found == reason], seconds, self.events)[0]
 
     def pods(self) -> dict[str, Json]:

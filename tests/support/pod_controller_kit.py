@@ -162,7 +162,7 @@ class Place:
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def stall(self, name: str, reason: str) -> None:
-        """Give the pod a node on which its container cannot start, for that reason."""
+        """Give the pod a node on which its container waits, with this reason."""
         state = {"name": TRAINER_CONTAINER, "state": {"waiting": {"reason": reason}}}
         self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
         self.pods[name]["status"] = {"phase": "Pending", "containerStatuses": [state]}

@@ -83,7 +83,7 @@ class Processes:
 
     @property
     def plan(self) -> Plan:
-        """The newest plan, once there is one."""
+        """The newest plan. The job must have one."""
         return self.state.current_plan
 
     @property

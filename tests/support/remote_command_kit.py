@@ -21,7 +21,7 @@ status: {state: Running}
 
 
 class Fake:
-    """An API server with one job and its pods, and no operator. there: whether the job exists."""
+    """An API server with one job and its pods, without an operator. there: whether the job already exists."""
 
     def __init__(self, body: Json, *, there: bool = True) -> None:
         self.body, self.there = body, there

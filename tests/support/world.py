@@ -112,7 +112,7 @@ class World:
 
     @property
     def plan(self) -> Plan:
-        """The newest plan, once there is one."""
+        """The newest plan. The job must have one."""
         return self.state.current_plan
 
     @property
@@ -226,7 +226,7 @@ class World:
                     self.finish = command
 
     def moved(self, plan: Plan, worker: str) -> list[Cell]:
-        """Return the cells that the newest plan gives to that worker."""
+        """Return the cells that the newest plan moves to this worker."""
         if plan is not self.plans[-1] or len(self.plans) < 2:
             return []
         old = self.plans[-2]

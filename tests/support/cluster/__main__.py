@@ -64,7 +64,7 @@ def up() -> None:
 
 
 def _start_with_bamboo(folder: Path) -> None:
-    """Start a cluster of processes, whose nodes any pod may use, and install the chart there."""
+    """Start a cluster of processes, whose nodes accept any pod, and install the chart on it."""
     started = Cluster.start(nodes=[replace(spec, taints=()) for spec in usual_nodes()], folder=folder, owned=False)
     if started.minor < OLDEST_SUPPORTED:
         build.to_stderr(f"Kubernetes 1.{started.minor} is older than what Bamboo supports: see docs/testing-cluster.md")

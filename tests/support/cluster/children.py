@@ -93,7 +93,7 @@ async def start(
 
 
 def entering(folder: str, mounts: Sequence[Mount], scratch: Path) -> list[str]:
-    """Return a prefix that runs a command in that folder with these mounts. scratch: an empty folder."""
+    """Return the words that make a command run in `folder` with these mounts. scratch: an empty folder."""
     scratch.mkdir(parents=True, exist_ok=True)
     root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     triples = [
@@ -113,7 +113,7 @@ def _uncovered(mounts: Sequence[Mount]) -> list[Mount]:
 
 
 async def stop(child: Child, seconds: float) -> None:
-    """Send SIGTERM, and later SIGKILL to the whole group."""
+    """Send SIGTERM to the process, and after `seconds` SIGKILL to its whole group."""
     child.signal(signal.SIGTERM)
     try:
         async with asyncio.timeout(seconds):

@@ -12,7 +12,7 @@ from cluster.preloaded import Preloaded
 
 
 def base_environment(pod: Json, extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the first variables of a container. Programs are found beside this Python and on the host's PATH."""
+    """Return a container's variables that precede its own. PATH begins with this Python's folder."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8", "HOSTNAME": pod["metadata"]["name"], **extra}
 

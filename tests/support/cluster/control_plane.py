@@ -82,7 +82,7 @@ class ControlPlane:
         self.children.clear()
 
     def fallen(self) -> str | None:
-        """Return a component that has ended though it should run, or None."""
+        """Return the name of a component that has ended though it should run, or None."""
         ended = (name for name, child in self.children.items() if child.process.returncode is not None)
         return next(ended, None)
 

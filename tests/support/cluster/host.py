@@ -100,7 +100,7 @@ class Host:
         return {"processes": {"host": os.getpid(), **pids}, "nodes": self.nodes.modes(), "trouble": self.trouble()}
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Run the command that one connection sends."""
+        """Read one command from a connection, run it, and write its result or error."""
         try:
             call = json.loads(await reader.readline())
             answer = {"result": await self.commands[call.pop("call")](**call)}
@@ -116,7 +116,7 @@ class Host:
 def own_subnet(routes: Sequence[str] = ()) -> tuple[int, socket.socket]:
     """Return a number from 1 to 249 that no other test cluster on this machine has while the socket is open.
 
-    routes: known destinations, none of which may be in the network of that number.
+    routes: known destinations, which the network of the number must not overlap.
     """
     free = [number for number in range(1, 250) if addresses.is_free(number, routes)]
     for number in random.sample(free, len(free)):

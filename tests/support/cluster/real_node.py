@@ -26,7 +26,7 @@ ONE_RUNTIME, ENDPOINT_IS_A_FIELD, CGROUP_V1_IS_OLD = 24, 27, 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """kubelet: the program. root: the folder that node.sh made. minor: of the kubelet's version."""
+    """A real node's programs. kubelet: its path. root: the folder that node.sh made. minor: the kubelet's version."""
 
     kubelet: Path
     root: Path
@@ -45,7 +45,7 @@ class Programs:
 
 
 class RealNode:
-    """A node, of whose spec only the name counts.
+    """A real node. Of its spec only the name counts.
 
     folder: of the cluster; it contains the node's folder. number: from addresses.NODES.
     """

@@ -1,6 +1,6 @@
-"""Services as rules of nft and as DNS names, as pure values.
+"""Rules of nft and DNS names for Services, as pure values.
 
-Missing: node ports, session affinity, SRV records, and a pod's way to itself through its own Service.
+Missing: node ports, session affinity, SRV records, and a pod's connection to itself through its own Service.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
