@@ -135,7 +135,7 @@ def children(pid: int) -> list[int]:
 
 @asynccontextmanager
 async def lab() -> AsyncIterator[Lab]:
-    """Yield a lab. It leaves no process, whatever happens."""
+    """Yield a lab. No process of it remains afterwards, even after an error."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, asyncio.current_task())
     with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder:
@@ -290,7 +290,7 @@ def write_json(path: Path | None, document: Any) -> None:
 
 
 def main(body: Any) -> None:
-    """Run a benchmark; Ctrl-C and SIGTERM end it with nothing left behind."""
+    """Run a benchmark. Ctrl-C and SIGTERM end it, and leave no process or file."""
     with suppress(asyncio.CancelledError):
         try:
             asyncio.run(body)

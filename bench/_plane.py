@@ -159,7 +159,7 @@ def ready() -> Json:
 
 
 async def report_nodes(api: Api, nodes: int) -> None:
-    """Write every node's status once in five minutes forever, as kubelets do."""
+    """Write every node's status once in five minutes, forever, as kubelets do."""
     index = 0
     while True:
         await asyncio.sleep(NODE_REPORT_SECONDS / nodes)

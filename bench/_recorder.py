@@ -44,7 +44,7 @@ class Recorder(Follower):
 
 
 def read(folder: Path) -> list[Done]:
-    """Return what all workers have done, by time of ending."""
+    """Return the instructions that all workers have finished, by time of ending."""
     found = []
     for path in folder.glob("*.record"):
         for line in path.read_text().splitlines(keepends=True):
@@ -70,10 +70,10 @@ class StepTimes(Follower):
 
 
 def record(*, trace: str, **started: Any) -> int:
-    """Run a worker that records every instruction. started: the launcher's other arguments of a worker."""
+    """Run a worker that records every instruction. started: the launcher's other arguments for the worker."""
     return process.main(**started, follower=Recorder(trace))
 
 
 def time_steps(*, trace: str, **started: Any) -> int:
-    """Run a worker that records when its steps end. started: the launcher's other arguments of a worker."""
+    """Run a worker that records when its steps end. started: the launcher's other arguments for the worker."""
     return process.main(**started, follower=StepTimes(trace))

@@ -73,7 +73,7 @@ class Result:
         return facts | {"in_flight": self.in_flight}
 
     def difference(self, other: "Result") -> float:
-        """Return the largest relative difference of a loss or a gradient's norm."""
+        """Return the largest relative difference to another run's losses and gradient norms."""
         pairs = [*zip(self.losses, other.losses, strict=True), *zip(self.norms, other.norms, strict=False)]
         return max(abs(a - b) / abs(b) for a, b in pairs)
 

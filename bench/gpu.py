@@ -245,7 +245,7 @@ def take_turns(clock: Clock, figure: str, sides: Mapping[str, Callable[[float], 
 
 
 def throughput(clock: Clock, sizes: Sizes) -> Figures:
-    """Measure one plain process, one worker, and a pipeline over all devices."""
+    """Measure the speed of one plain process, of one worker, and of a pipeline over all devices."""
     sides: dict[str, Callable[[float], Figures]] = {}
     for how, compiled in (("eager", False), ("compiled", True))[: 2 if sizes.compiled else 1]:
         plain = partial(train_plainly, job_of(sizes, 1).document, sizes, compiled)

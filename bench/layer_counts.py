@@ -26,7 +26,7 @@ PRECISIONS = {"": "fp32", "-bf16": "bf16"}
 
 
 def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIGS)}.")] = None) -> None:
-    """Write a file for each model and precision."""
+    """Count the layers of each model in each precision, and write a file for each."""
     rows = []
     COUNTS.mkdir(exist_ok=True)
     for name in (name for name in CONFIGS if only in (None, name)):

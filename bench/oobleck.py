@@ -152,7 +152,7 @@ class Measured:
 
 
 def read_measured(path: Path, model: str) -> Measured:
-    """Read Oobleck's lines for a model. Raises ValueError if the table has none."""
+    """Read Oobleck's measurements of a model. Raises ValueError if the table has no line of it."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if (row["model"], row["system"]) == (model, "oobleck")]
     if not rows:

@@ -22,7 +22,7 @@ WARMUP = 5  # steps that do not count, rehearsals included
 
 
 class Variant(NamedTuple):
-    """A variant of the job to compare."""
+    """A variant of the job, of which each round runs all."""
 
     mode: RedundancyMode
     replicas: int = 1  # of each stage
@@ -36,7 +36,7 @@ OFF = Variant(RedundancyMode.NONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancyOptions:
-    """The options of the measurement."""
+    """The options of the command."""
 
     steps: int
     repeat: int
@@ -45,7 +45,7 @@ class RedundancyOptions:
 
 
 def document(o: RedundancyOptions, stages: int, variant: Variant) -> Any:
-    """Return a manifest: 10 ms per forward of each stage, twice that per backward."""
+    """Return a manifest with 10 ms per forward of each stage, and twice that per backward."""
     result = manifest(TaskName.EMULATED, stages, 2 * stages, WARMUP + o.steps, mode=variant.mode)
     result["spec"]["redundancy"]["replicas"] = variant.replicas
     result["spec"]["task"]["config"] = {

@@ -78,11 +78,11 @@ class StepAverages:
 
     @property
     def last(self) -> int:
-        """The millisecond at which the last step was done."""
+        """The millisecond at which the last step ended."""
         return self._last
 
     def complete(self, now: int) -> None:
-        """Record a step. Nodes may have come and gone since the last one."""
+        """Record the end of a step, during which nodes may have come and gone."""
         began, ended, took = self._last / HOUR_MS, now / HOUR_MS, now - self._last
         per_second = self._samples / (took / SECOND_MS)
         usd = self._billed.usd(began, ended)

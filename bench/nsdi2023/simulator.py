@@ -75,7 +75,7 @@ class BilledNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of one run."""
+    """The figures of one simulated run."""
 
     preemptions: int  # nodes that were taken away
     fatal: int  # preemptions beyond what redundancy could bear

@@ -25,7 +25,7 @@ SETTLED = 8  # microbatches beyond two per stage, after which each further one a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """The largest values of all stages."""
+    """The largest costs of any stage."""
 
     seconds: float  # of a microbatch's forward and backward
     state: int  # parameters and optimizer
@@ -52,7 +52,7 @@ class StrategyRates(GridRates):
         return self._fastest[filled]
 
     def least_of(self, workers: int, stages: int) -> float | None:
-        """Return a lower bound of the seconds of a step on any grid with this number of stages; None without one."""
+        """Return a lower bound of the seconds of a step on any grid with this many stages; None if no grid fits."""
         filled = stages, workers // stages
         if filled not in self._least_of:
             grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
@@ -80,7 +80,7 @@ class StrategyRates(GridRates):
         return self._model.completed(self._alike(grid), ends)
 
     def stages(self, stages: int) -> Stages:
-        """Return the sums over the layers of each of `stages` stages."""
+        """Return the sums of the layers' costs, for each of `stages` stages."""
         return self._model.stages(self.ranges(stages))
 
     def _alike(self, grid: Grid) -> AlikePipelines:
@@ -269,7 +269,7 @@ class Costs:
         return self.batch / self.step(grid) if grid.pipelines else 0.0
 
     def most_rate(self, grid: Grid) -> float:
-        """Return an upper bound of the samples per second, which is computed much faster."""
+        """Return an upper bound of `rate` that is much faster to compute."""
         return self.batch / min(map(self._rates.least, self._fitting(grid)))
 
     def grid(self, nodes: int, stages: int) -> Grid:

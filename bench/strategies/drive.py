@@ -14,7 +14,7 @@ from strategies.timeline import HOUR, NodesChange, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyResult:
-    """The result of a run."""
+    """The result of a run of one strategy."""
 
     duration: float
     samples: float  # trained, without repetitions

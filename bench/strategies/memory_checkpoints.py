@@ -46,7 +46,7 @@ class MemoryCheckpoints:
         return after, Reaction(rate=self._rate(after), stall=stall)
 
     def placement(self, state: Places) -> Placement:
-        """Return the placement; each part of a snapshot goes to the node of the next stage."""
+        """Return the placement, in which each node copies parts of its snapshot to the node of the next stage."""
         if not state.cells:
             return Placement()
         each = self.costs.stage(self.stages).state / self.window(state.grid)

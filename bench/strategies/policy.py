@@ -64,7 +64,7 @@ class Policy(Protocol):
     def saving(self) -> Saving | None: ...
 
     def begin(self) -> Any:
-        """Return the policy's state at the start, without nodes."""
+        """Return the policy's state before any node has come."""
 
     def react(self, state: Any, view: View) -> tuple[Any, Reaction | None]:
         """Return the new state, and the effect on training or None, after nodes came or went or at a wake-up."""

@@ -18,7 +18,7 @@ from strategies.policy import Placement, Reaction, Saving, View, in_rows, pays
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A training grid, and its planned growth."""
+    """A training grid, and the time of its planned growth."""
 
     grid: Grid = NOTHING
     used: tuple[str, ...] = ()  # the nodes of the grid
@@ -27,7 +27,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarting:
-    """A policy that restarts all from the newest checkpoint."""
+    """A policy that restarts all nodes from the newest checkpoint."""
 
     costs: Costs
     choices: tuple[int, ...]  # numbers of stages; one for checkpoint and restart, several for morphing

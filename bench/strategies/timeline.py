@@ -20,7 +20,7 @@ class NodesChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A job's nodes over time, in seconds."""
+    """The nodes of a job over time, in seconds."""
 
     duration: float
     changes: tuple[NodesChange, ...]

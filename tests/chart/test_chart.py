@@ -21,7 +21,7 @@ LINKED = CHART / "linked"
 
 
 def test_the_chart_links_to_the_files_of_the_repository() -> None:
-    """Helm reads only what is in the chart's folder, and follows links from it."""
+    """Helm reads only files in the chart's folder, and follows links from it."""
     files = {path.relative_to(LINKED): path for path in LINKED.rglob("*") if not path.is_dir()}
     sources = [ROOT / "operator" / "rbac.yaml", ROOT / "dashboards" / "alerts.yaml"]
     sources += [ROOT / "crds" / "bamboojob.yaml", *(ROOT / "dashboards").glob("*.json")]
@@ -185,7 +185,7 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
 
 
 def test_the_operator_holds_the_lease_under_its_pods_name(chart: Helm) -> None:
-    """The host's name is no identity: on a host's network it differs from the pod's."""
+    """The Lease's holder is the pod's name, not the host's, which differs on a host's network."""
     documents = chart.template({"env": [{"name": "A", "value": "b"}]}, release="b")
     found = container(documents)
     assert "--lease=bamboo-system/b-bamboo-operator" in found["args"]
@@ -270,7 +270,7 @@ def test_monitors_find_what_they_measure(rendered: dict[str, list[Json]]) -> Non
 
 
 def test_rules_and_dashboards_arrive_as_they_are(rendered: dict[str, list[Json]]) -> None:
-    """Helm must not take Prometheus' braces for its own."""
+    """Helm passes rules and dashboards on unchanged, and does not render the braces in them."""
     documents = rendered["everything"]
     rules = [document["spec"] for document in documents if document["kind"] == "PrometheusRule"]
     assert rules == [yaml.safe_load((LINKED / "alerts.yaml").read_text())]

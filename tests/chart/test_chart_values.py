@@ -24,7 +24,7 @@ KEY = re.compile(r"( *)([A-Za-z]\w*):")
 
 
 def comments(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the comment of each value that has a comment right above it."""
+    """Yield the path and comment of each value that has a comment directly above it."""
     stack: list[tuple[int, str]] = []
     comment: list[str] = []
     for line in text.splitlines():

@@ -25,7 +25,7 @@ def test_kubernetes_takes_it(version: str) -> None:
 
 
 def test_it_fits_into_an_annotation_of_kubectl_apply() -> None:
-    """The CRD as JSON fills at most half of the annotation."""
+    """The CRD as JSON fills at most half of the size that Kubernetes allows for annotations."""
     assert len(json.dumps(CRD, separators=(",", ":"))) < 262_144 / 2
 
 

@@ -13,7 +13,7 @@ from manifest_kit import minimal
 
 @pytest.mark.parametrize(("path", "value", "refusal"), EDITS)
 def test_a_running_job_changes_only_where_it_may(path: str, value: Any, refusal: str) -> None:
-    """Setting and removing a field are judged alike, by the CRD's rules and by `edits`."""
+    """The CRD's rules and `edits` judge alike, whether a field is set or removed."""
     old, new = minimal(), put(minimal(), ("spec", *path.split(".")), value)
     assert refusals(new) == []
     assert refusals(new, old) == refusals(old, new) == ([refusal] if refusal else [])
@@ -25,7 +25,7 @@ def test_a_running_job_changes_only_where_it_may(path: str, value: Any, refusal:
 
 @pytest.mark.parametrize(("path", "value", "refusal"), [edit for edit in EDITS if edit[2]])
 def test_a_suspended_job_keeps_what_needs_a_new_job(path: str, value: Any, refusal: str) -> None:
-    """The job is suspended before the edit, or by it, or the edit starts it."""
+    """The rules hold whether the job was suspended before the edit, or the edit suspends or resumes it."""
     old, new = minimal(), put(minimal(), ("spec", *path.split(".")), value)
     expected = [] if SUSPENDED in refusal else [refusal]
     assert refusals(suspended(new), suspended(old)) == expected

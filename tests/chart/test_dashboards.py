@@ -80,7 +80,7 @@ def _fetch(cache: Path) -> None:
 
 
 def promtool(*arguments: str, stdin: str | None = None) -> str:
-    """Return promtool's output. Fails the test if promtool refuses its input."""
+    """Run promtool and return its output. Fails the test if promtool refuses its input."""
     done = subprocess.run(
         [binary("promtool"), *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False
     )
@@ -98,7 +98,7 @@ def test_the_committed_dashboards_are_not_stale(tmp_path: Path) -> None:
 
 
 def _metrics(expr: str) -> list[tuple[Metric, set[str]]]:
-    """Return the metrics in a query, and the labels by which it selects."""
+    """Return the metrics that a query names, and the labels by which it selects."""
     known = {name: metric for metric in EVERY_METRIC for name in _series(metric)}
     found = []
     for name, selector in re.findall(r"\b(bamboo_\w+)(?:{([^}]*)})?", expr):

@@ -28,7 +28,7 @@ def script() -> str:
 
 
 def completed(*words: str, **environment: str) -> list[str]:
-    """Return what bash offers for the last word."""
+    """Return the completions that bash offers for the last word."""
     bash = shutil.which("bash")
     assert bash
     typed = " ".join(f"'{word}'" for word in words)

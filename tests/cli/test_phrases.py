@@ -10,7 +10,7 @@ from remote_kit import NOW, SPEC, Json, condition, job, stamp
 
 
 def test_nobody_is_called_protected_by_a_status_that_nobody_writes() -> None:
-    """Operator and worker were killed together; the condition stays as it was."""
+    """If operator and worker are killed together, Protected stays true, and the command shows it as unknown."""
     told = [condition("Running", True), condition("Protected", True, "Protected", "every stage has a copy")]
 
     def known(seconds: float, speed: float = 130.0) -> tuple[str, str]:
@@ -52,7 +52,7 @@ IDLE = [condition("Accepted", True), condition("WorkersReady", False, "Suspended
 
 
 def test_a_job_whose_budget_is_spent_says_what_helps() -> None:
-    """The budget suspends the job, though its manifest does not."""
+    """The budget suspends the job, though the manifest does not, and the text says what helps."""
     rolling = condition("WorkersUpdated", False, "RollingOut", "1 of 4 workers are of revision abc")
     found = view_of(job(conditions=[*IDLE, rolling], state="Suspended"))
     assert phrases.why_waiting(found) == "the budget of 5 is spent; with a larger one the job goes on"

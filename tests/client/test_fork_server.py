@@ -77,7 +77,7 @@ def die() -> None:
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the launcher import this module."""
+    """Make this module importable in the launcher."""
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
 
 
@@ -172,7 +172,7 @@ async def test_modules_are_found_in_the_folders_in_their_order_and_replace_no_ot
 
 
 async def started_by_worker(pool: ForkServer, folder: Path, seconds: float) -> dict[str, int]:
-    """Start a worker that ends after some seconds; return the pids of it and of all processes that it starts."""
+    """Start a worker that ends after `seconds`; return its pid, and the pids of all processes that it starts."""
     folder.mkdir()
     main = f"{__name__}:starting_worker"
     pool.start("w0", url=str(folder), token=str(seconds), zone="", trace=None, main=main)

@@ -95,7 +95,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for values of a field's type, within its bounds or not."""
+    """Return a strategy for values of a field's type, both within and outside its bounds."""
     if kind in BY_TYPE:
         return BY_TYPE[kind]
     origin, inner = get_origin(kind), [values(part) for part in get_args(kind) if part is not ...]
@@ -130,7 +130,7 @@ PARTS = parts(Plan)
 
 @cache
 def phases() -> dict[str, World]:
-    """Return a world in each phase of a coordinator."""
+    """Return worlds whose coordinators are each in another phase, by the phase's name."""
     names = ("Running", "Asking", "Recovering", "Over", "Profiling", "Restoring", "Writing")
     often = {"everySteps": 5}
     found = {name: World(2, 2, 1, checkpoint=often if name in names[-2:] else None) for name in names}

@@ -49,7 +49,7 @@ def test_a_signal_cancels_what_runs_and_lets_it_close() -> None:
 
 
 def test_a_signal_that_another_thread_gets_wakes_the_loop() -> None:
-    """The kernel delivers a signal to any thread that does not block it."""
+    """A signal wakes the loop though the kernel may deliver it to any thread that does not block it."""
 
     async def main() -> bool:
         came = asyncio.Event()

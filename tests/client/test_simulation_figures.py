@@ -8,7 +8,7 @@ from bamboo.simulation.figures import spread
 
 @dataclass(frozen=True)
 class Run:
-    """The figures of a run."""
+    """The figures of one run, of which the tests compute means."""
 
     preemptions: int
     usd: float = 1.0

@@ -103,7 +103,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
 def test_a_process_that_is_killed_gets_one_sentence(tmp_path: Path) -> None:
-    """The kernel kills a process in this way when memory runs out."""
+    """SIGKILL for a worker process, as the kernel sends it when memory runs out, ends the command with one sentence."""
     with running(tmp_path) as process:
         os.kill(next(pid for pid in members(process.pid) if pid != process.pid), signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE)

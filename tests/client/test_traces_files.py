@@ -96,7 +96,7 @@ def test_a_table_says_what_happened_to_each_node(
 
 
 def test_prices_without_a_node_are_told_from_nodes_without_a_price() -> None:
-    """The operator records prices only of pools that have one."""
+    """The operator records prices only of pools that have a price."""
     nodes = parse_trace("t.csv", recording(1, {"x-a": 2, "x-b": 1})).changes
 
     def priced(*zones: str) -> Trace:

@@ -35,7 +35,7 @@ def test_the_summary_as_text_and_json() -> None:
 
 
 def test_what_no_worker_has_had_is_left_out() -> None:
-    """A job that failed before its first step has no memory figures; a single worker sends nothing."""
+    """The summary leaves out memory if no step was done, and sent bytes if there is a single worker."""
     status = replace(STATUS, memory=(), traffic=(("w0", Traffic()),))
     text = to_text(ran(status, Outcome.FAILED, "TaskFailed"))
     assert "most memory" not in text

@@ -171,7 +171,7 @@ def may(cluster: Cluster, user: str, verb: str, resource: str, namespace: str | 
 
 
 def _users_have_rights(cluster: Cluster, namespace: str) -> None:
-    """Check that a cluster's roles for users give them rights on the namespace's jobs."""
+    """Check that the cluster roles for users give rights on the jobs of a namespace."""
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings"
     for role in ("view", "edit"):
         subject = {"kind": "User", "name": f"{role}er", "apiGroup": "rbac.authorization.k8s.io"}
@@ -194,7 +194,7 @@ def rights(cluster: Cluster, namespace: str) -> list[tuple[str, str]]:
 
 
 def older_crd(release: Release) -> str:
-    """Return the chart's CRD with an older short name, as kubectl may have installed it before."""
+    """Return the chart's CRD with another short name, as an earlier kubectl may have installed it."""
     document: Json = yaml.safe_load((release.chart / "linked" / "bamboojob.yaml").read_text())
     document["spec"]["names"]["shortNames"] = ["old"]
     return yaml.safe_dump(document, sort_keys=False)
@@ -225,7 +225,7 @@ def shell(cluster: Cluster, tmp_path: Path) -> Shell:
 
 
 def made_by_kubectl(release: Release, shell: Shell, folder: Path) -> Job:
-    """Create a CRD by kubectl and a job, and check that Helm refuses to install or upgrade over it."""
+    """Create a CRD by kubectl, and a job; check that Helm refuses to install or upgrade over the CRD."""
     file = folder / "bamboojob.yaml"
     file.write_text(older_crd(release))
     shell.run(f"kubectl apply --server-side -f {file}")

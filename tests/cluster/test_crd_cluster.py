@@ -48,7 +48,7 @@ def differences(cases: Iterable[Callable[[], str]]) -> list[str]:
 
 
 def users(document: Json, name: Any = None) -> Json:
-    """Return the parts of a document that a user writes, under another name."""
+    """Return the fields of a document that a user writes, under another name."""
     return {
         "apiVersion": document["apiVersion"],
         "kind": document["kind"],

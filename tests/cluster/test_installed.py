@@ -77,8 +77,8 @@ def manifest(name: str, **spec: Any) -> Json:
 
 
 def slowed(cluster: Cluster, namespace: str, name: str, **spec: Any) -> Json:
-    """Return the job's manifest with steps of a second while the ConfigMap has its mark, so that it cannot end before
-    its loss.
+    """Return a manifest whose steps take a second while the ConfigMap has its mark, so that the job outlasts its
+    losses.
 
     The nodes share no folder with the test, and the images have no task of the tests.
     """
@@ -95,7 +95,7 @@ def slowed(cluster: Cluster, namespace: str, name: str, **spec: Any) -> Json:
 
 
 def at_full_speed(cluster: Cluster, namespace: str) -> None:
-    """Remove the mark; the kubelets follow within two minutes."""
+    """Remove the mark, so that steps take their own time once the kubelets have seen it, within two minutes."""
     cluster.api.patch(f"/api/v1/namespaces/{namespace}/configmaps/{PACE}", {"data": {MARK: None}})
 
 
@@ -138,7 +138,7 @@ def whole_after_losses(count: int) -> Callable[[Json], bool]:
 
 
 def node_to_lose(cluster: Cluster, job: Job) -> str:
-    """Return the node with the fewest workers, at least one, and without the operator."""
+    """Return the name of the node with the fewest workers, but at least one, and without the operator."""
     workers = [pod["spec"]["nodeName"] for pod in job.pods().values()]
     pods = cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
     spared = {pod["spec"]["nodeName"] for pod in pods}

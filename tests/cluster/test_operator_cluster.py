@@ -90,7 +90,7 @@ def _neighbours_are_apart(status: Json, nodes: dict[str, str]) -> None:
 
 
 async def _knock(operator: Operator, place: str, worker: str, token: str | None) -> str:
-    """Connect as a stranger, and return the refusal before or after its Hello."""
+    """Connect as a stranger, and return the reason of the refusal, before or after the Hello."""
     url = f"wss://127.0.0.1:{operator.port}{place}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     made: list[socket.socket] = []

@@ -35,7 +35,7 @@ def until_ready(operator: Operator, expected: tuple[int, str] = (200, "ok"), sec
 
 
 def step(operator: Operator) -> int:
-    """Return the step of the operator's only job, by its metrics; 0 if it has none."""
+    """Return the step that the operator's metrics show for its only job; 0 without a job."""
     found = re.search(r"^bamboo_job_step\{.*\} (\d+)", ask(operator, "/metrics")[1], re.MULTILINE)
     return int(found[1]) if found else 0
 

@@ -32,7 +32,7 @@ def add_nodes(cluster: Cluster, *names: str) -> None:
 
 
 def nodes_of(job: Job) -> dict[str, str]:
-    """Return the nodes by worker, also of a lost worker while its pod exists."""
+    """Return each worker's node. A lost worker has one while its pod exists."""
     return {name: pod["spec"]["nodeName"] for name, pod in job.pods().items() if pod["spec"].get("nodeName")}
 
 

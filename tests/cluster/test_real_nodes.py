@@ -39,7 +39,7 @@ def test_the_operator_reads_how_pods_end(cluster: Cluster, namespace: str) -> No
 
 
 def test_a_pod_runs_as_the_user_that_workers_have(cluster: Cluster, namespace: str) -> None:
-    """The security context is the operator's for workers; busybox is an image of root's."""
+    """A pod with the operator's security context for workers does not run as root, even if its image would."""
     workers = render()["spec"]
     context = workers["containers"][0]["securityContext"]
     container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", LOOK], "securityContext": context}

@@ -32,7 +32,7 @@ BAMBOO = [sys.executable, "-m", "bamboo"]
 
 
 def complaints(errors: str) -> str:
-    """Return the errors without the warning about one pipeline, which small jobs get from `submit`."""
+    """Return the errors of a command without the warning about a single pipeline, which `submit` gives small jobs."""
     return "".join(line for line in errors.splitlines(keepends=True) if not line.startswith("warning: one pipeline"))
 
 
@@ -86,7 +86,7 @@ class Submitted(Job):
 
 
 def _whole(status: Json) -> bool:
-    """Return whether the job runs with all workers and a second copy of everything."""
+    """Return whether the job runs with all its workers, and each stage has a second copy."""
     return all(
         condition(status, kind).get("status") == value
         for kind, value in (("Running", "True"), ("WorkersReady", "True"), ("Degraded", "False"))
@@ -165,7 +165,7 @@ READ = {"apiGroups": ["bamboo.dev"], "resources": ["bamboojobs"], "verbs": ["get
 
 
 def test_what_the_server_refuses_is_said(installed: Cluster, namespace: str, shell: Shell) -> None:
-    """There is no operator: the API server itself refuses."""
+    """There is no operator, so the API server itself refuses, and the command shows its message."""
     wrong = small("wrong")
     wrong["spec"]["topology"]["stages"] = 0
     assert "spec.topology.stages: expected" in shell.type("submit", shell.file(wrong), code=2)
@@ -194,7 +194,7 @@ def _resumed(shell: Shell) -> str:
 
 @pytest.fixture
 def operator_pod(installed: Cluster, namespace: str, tmp_path: Path) -> Iterator[str]:
-    """The operator in a pod with its own ServiceAccount, as the chart runs it; the namespace that it watches."""
+    """Run the operator in a pod with its own ServiceAccount, as the chart does, and yield its namespace."""
     (tmp_path / "key").write_bytes(b"k" * 32)
     address = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     command = ["python", "-m", "bamboo_operator", "--listen", "$(IP):8765", "--web-listen", "$(IP):8080"]

@@ -155,7 +155,7 @@ def test_an_end_is_final():
 @pytest.mark.parametrize("topology", [{}, {"stages": 3}])
 @pytest.mark.parametrize("objective", ["Throughput", "Value"])
 def test_where_the_grid_is_chosen_no_other_one_is_missed(objective, topology):
-    """The job may have nine workers, and runs two pipelines of three stages."""
+    """A chosen grid of two pipelines of three stages is not degraded, though the job may have nine workers."""
     rows = tuple(tuple((f"w{pipeline * 3 + stage}", True) for stage in range(3)) for pipeline in range(2))
     spec = job(topology=topology, elastic={"objective": objective, "maxWorkers": 9})
     found = seen(said(grid=rows), spec=spec)
@@ -195,7 +195,7 @@ def test_what_a_job_waits_for_in_its_queue_is_told_whether_or_not_it_trains_with
 
 
 def test_who_applies_a_manifest_reads_what_may_surprise_in_its_condition() -> None:
-    """kubectl shows no warning of its own."""
+    """The condition repeats a manifest's warnings, since kubectl shows none of them."""
     spec = job(spread={"policy": "SingleZone"})
     found = conditions(seen(PENDING, spec=spec, surprises=tuple(warnings(spec))))["Accepted"]
     assert (found["status"], found["reason"]) == ("True", "Accepted")

@@ -99,7 +99,7 @@ async def test_without_the_right_to_make_one_everything_else_goes_on(begin: Call
 
 
 async def test_a_refusal_that_passes_does_not_end_the_care_for_it(begin: Callable[..., Job]) -> None:
-    """An API server that has just started forbids everything for a moment."""
+    """An API server that has just started may refuse everything for a moment; the operator tries again later."""
     place = Place()
     started = begin(place, **FOUR)
     await started.start()

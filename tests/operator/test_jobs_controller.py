@@ -12,7 +12,7 @@ from watched_api_kit import EARLY, LATE, Server, body, job_event, managed, uids
 
 @pytest.mark.parametrize("made", [EARLY, LATE])
 def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
-    """Watch events of the old and the new job of one name may arrive in any order."""
+    """The new job is managed in whatever order the watch events of the old job and the new one arrive."""
 
     async def check() -> None:
         async with managed(Server()) as jobs:
@@ -73,7 +73,7 @@ async def test_of_a_job_that_is_deleted_while_no_operator_is_active_nothing_runs
 
 
 class Checking(Server):
-    """An API server whose dry runs take a while."""
+    """An API server that takes a while to answer dry runs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -124,7 +124,7 @@ def test_a_place_is_a_namespace_and_a_name(text: str) -> None:
 
 
 class LeaseSimulation:
-    """An API server with one Lease and the operators' pods; nothing takes time but sleep()."""
+    """An API server with one Lease and the operators' pods, in virtual time that passes only in sleep()."""
 
     def __init__(self) -> None:
         self.now, self.numbers = 0.0, count()
@@ -175,7 +175,7 @@ class LeaseSimulation:
 
 
 class Process:
-    """The process of one operator, reduced to its Lease, with its connection to the API server."""
+    """The process of one operator: its Lease, and its connection to the API server."""
 
     def __init__(self, simulation: LeaseSimulation, name: str) -> None:
         self.simulation, self.name = simulation, name

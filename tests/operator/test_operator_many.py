@@ -100,7 +100,7 @@ class ManyJobs:
             await self._controller.stop()
 
     def bring_late_pod(self, name: str) -> None:
-        """Create a pod of an earlier operator, whose creation was answered late."""
+        """Add a pod whose creation by an earlier operator was delayed."""
         (uid,) = [job["metadata"]["uid"] for job in self._jobs_made if job["metadata"]["name"] == name]
         self._server.create("pods", late_pod(name, uid))
 
@@ -191,7 +191,7 @@ IDLE_SECONDS = 900.0
 
 
 def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator still removes late pods at once, and follows edits."""
+    """The operator does not reconcile idle jobs, but still removes late pods at once, and follows edits."""
     looks: Counter[str] = Counter()
 
     class Counted(ApiAttempts):

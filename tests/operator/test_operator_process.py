@@ -28,7 +28,7 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 @contextlib.asynccontextmanager
 async def api_server(folder: Path, holder: str) -> AsyncIterator[list[str]]:
-    """Serve one Lease and its holder's pod, and yield the list of requests. KUBECONFIG names the server."""
+    """Serve one Lease and its holder's pod, and yield the requests. A kubeconfig in `folder` names the server."""
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:

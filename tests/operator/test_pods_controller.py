@@ -38,7 +38,7 @@ def runs_and_is_silent(place: Place) -> None:
 
 
 def waits_for_a_node(place: Place) -> None:
-    """Leave the pods as they were made, without a node."""
+    """Do nothing to the pods, which so stay without a node."""
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_its_time_begins_when_its_gate_goes(begin: Callable[..., Job]) -> 
 
 
 def of(pipelines: int, **spec: Any) -> dict[str, Any]:
-    """Return the spec's fields for a job of two stages and at most `pipelines` pipelines."""
+    """Return spec fields that allow a job of two stages at most `pipelines` pipelines."""
     return {"elastic": {"maxWorkers": 2 * pipelines}, **spec}
 
 

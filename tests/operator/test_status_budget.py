@@ -76,7 +76,7 @@ def test_a_date_stays_missed_until_it_is_known_again_how_long_the_rest_takes():
 
 
 class Storing:
-    """An API server that takes every status."""
+    """An API server that accepts every status."""
 
     async def write_status(self, *_):
         return None

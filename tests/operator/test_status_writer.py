@@ -86,6 +86,6 @@ def test_a_job_counts_as_suspended_once_its_workers_were_told_to_stop() -> None:
     ],
 )
 def test_what_a_former_operator_knew_is_read_from_the_status(record: str | None, trains: bool, lost: set[str]) -> None:
-    """A record without pipelines is no plan; an unreadable record counts as one."""
+    """A record without pipelines is no plan, but may name lost workers; an unreadable record counts as a plan."""
     writer = StatusWriter(JOB, {"plan": record}, Api())  # type: ignore[arg-type]
     assert (writer.plan is not None, writer.written.plan_record.lost or set()) == (trains, lost)

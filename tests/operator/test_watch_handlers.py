@@ -19,7 +19,7 @@ from watched_api_kit import KEY, LATE, Server, body
 
 
 class Uncopied(dict[str, Any]):
-    """A part of an object that must not be copied."""
+    """A part of an object that raises if it is copied."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise AssertionError("it was copied")

@@ -18,7 +18,7 @@ NAME = "tiny-w0"
 
 
 def noted(cache: ClusterIndices, **more: Any) -> None:
-    """Note the worker's node, with these taints and labels."""
+    """Put the worker's node with these taints and labels into the index."""
     found = node(**more)
     found["metadata"]["uid"] = "n"
     node_event(cache, "MODIFIED", found)

@@ -99,7 +99,7 @@ def drawn(live: Status | None, record: JobTimeline | None, status: dict[str, Any
 
 @pytest.fixture(scope="module")
 def chrome() -> Iterator[str]:
-    """Yield the address of a browser."""
+    """Start a browser, and yield its DevTools address."""
     with started() as address:
         yield address
 
@@ -185,7 +185,7 @@ async def test_a_job_without_a_coordinator_is_drawn_from_its_status(chrome: str)
 
 
 async def pointer(tab: Tab, plot: str, *moves: tuple[str, float]) -> None:
-    """Send mouse events to a plot: "mouseMoved", "mousePressed" or "mouseReleased", at a share of its width."""
+    """Send mouse events to a plot. moves: "mouseMoved", "mousePressed" or "mouseReleased", at a share of its width."""
     await tab.value(f"document.querySelector('#plot-{plot}').scrollIntoView({{block: 'center'}})")
     box = await tab.value(
         f"(() => {{ const box = document.querySelector('#plot-{plot}').getBoundingClientRect();"
@@ -204,7 +204,7 @@ async def press(tab: Tab, *keys: str) -> None:
 
 
 def curves_of(steps: int) -> Document:
-    """Return the document of a job that committed a step every ten seconds."""
+    """Return the document of a job that committed `steps` steps, one every ten seconds."""
     points = tuple(Point(k, 1e9 + 10.0 * k, StepFigures(1 / k, 0.5 * k, 1e-5 * k)) for k in range(1, steps + 1))
     found = page(over=True)
     assert found.live is not None
@@ -268,7 +268,7 @@ TICKS = """(plot) => [...document.querySelectorAll(`#plot-${plot} text.tick.left
 
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (0, 29), (60, 64), (95, 99)])
 async def test_a_burst_leaves_the_curves_their_scale(chrome: str, first: int, last: int) -> None:
-    """Some of 100 steps come at nearly one moment, and one step has an outlying loss and gradient."""
+    """Curves keep their scale though some of 100 steps come at nearly one moment, and one has outlying values."""
     found = curves_of(100)
     points = list(found.points)
     for number in range(first, last):
@@ -327,7 +327,7 @@ TAIL = """document.documentElement.scrollHeight - scrollY
 
 
 async def test_it_fits_every_screen_with_any_font(chrome: str) -> None:
-    """From 320 px on only tables in boxes of their own are wider than the window, and nothing follows the content."""
+    """From 320 px on, only tables in scrolling boxes are wider than the window, and nothing follows the content."""
     async with served([page(told=100)]) as url, tab_of(chrome) as tab:
         for font, rules in FONTS.items():
             await tab.size(1280, 900)

@@ -107,7 +107,7 @@ def look(
     status: Status | None = None,
     record: JobTimeline | None = None,
 ) -> OperatedJob:
-    """Return a job of the operator. written: its status in the API. status: its coordinator's."""
+    """Return a job that the operator manages. written: its status in the API. status: its coordinator's."""
     spec = spec or job(nodePools=POOLS)
     facts = StatusFacts(now=NOW, generation=1, spec=spec, pods={"spot": 2})
     return OperatedJob(view=viewed(spec, read_status(written), status), facts=facts, record=record)

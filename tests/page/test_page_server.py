@@ -28,7 +28,7 @@ def document(*, over: bool = False) -> Document:
 
 @asynccontextmanager
 async def local(make: Callable[[], Document] = document) -> AsyncIterator[tuple[aiohttp.ClientSession, str, str]]:
-    """Yield a session, the page's address and its token."""
+    """Serve a local page, and yield a session, the page's address and its token."""
     page = LocalPage(make)
     url, _, token = (await page.start()).partition("#token=")
     try:

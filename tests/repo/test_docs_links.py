@@ -25,7 +25,7 @@ def test_the_index_names_every_page() -> None:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """Yield the calls of `bamboo` in blocks of code and in text, without comments."""
+    """Yield the `bamboo` commands in code blocks and text, without comments."""
     text = page.read_text()
     lines = [line for block in CODE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
     for call in [*lines, *re.findall(r"`([^`\n]+)`", CODE.sub("", text))]:
@@ -70,7 +70,7 @@ def named_code(page: Path) -> Iterator[tuple[Path, str]]:
 
 
 def defined_in(file: Path) -> set[str]:
-    """Return the names of functions, and of methods as `Class.method`."""
+    """Return the names of a file's functions, and of methods as `Class.method`."""
     found = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -17,7 +17,7 @@ def blocks() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # it takes three minutes of processor time
 def test_the_example_from_end_to_end_is_what_the_program_prints(tmp_path: Path) -> None:
-    """A search gives the same result for any number of processes."""
+    """The example is reproducible, since a search gives the same result for any number of processes."""
     (job,) = (block for block in blocks() if block.startswith("apiVersion: "))
     prices = next(block for block in blocks() if "source: the prices of the published runs" in block)
     (shown,) = (block for block in blocks() if block.startswith("$ bamboo plan job.yaml --prices"))

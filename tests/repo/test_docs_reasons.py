@@ -72,7 +72,7 @@ def _given(tree: ast.Module, file: str) -> Iterator[str]:
 
 @cache
 def reasons() -> tuple[set[str], set[str]]:
-    """Return the reasons that calls give, and all texts of the code."""
+    """Return the reasons that calls in the code give, and all string constants of the code."""
     given, texts = set(DISRUPTIONS), set[str]()
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -83,7 +83,7 @@ def reasons() -> tuple[set[str], set[str]]:
 
 
 def listed() -> list[str]:
-    """Return the first cells of the page's tables."""
+    """Return the first cell of each row of the page's tables."""
     rows = re.findall(r"^\| (`[^|]+?) \|", PAGE.read_text(), re.MULTILINE)
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 

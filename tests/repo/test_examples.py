@@ -36,7 +36,7 @@ def bamboo(*arguments: str, folder: Path = EXAMPLES) -> subprocess.CompletedProc
 
 
 def blocks(page: str) -> list[Any]:
-    """Return the parts of manifests that a page of docs/ shows."""
+    """Return the parts of specs that a page of docs/ shows in YAML blocks."""
     found = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
     parsed = [yaml.safe_load(textwrap.dedent(block).replace("…", "0" * 64)) for block in found]
     return [document.get("spec", document) for document in parsed if document.keys() <= {"spec", "worker"}]

@@ -71,7 +71,7 @@ def test_the_context_has_what_the_dockerfile_copies() -> None:
 
 
 def test_the_demo_installs_what_it_needs_and_torch_from_where_the_user_says(tmp_path: Path) -> None:
-    """Options for torch apply to torch alone: an index of CPU builds has nothing else."""
+    """Options for torch apply to torch alone, since an index of CPU builds has no other packages."""
     arguments = ["make", "-n", "demo", f"VENV={tmp_path}/venv", "TORCH_ARGS=--index-url https://cpu.test"]
     printed = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     installs = [line for line in printed.splitlines() if " install " in line]

@@ -32,7 +32,7 @@ def of_name(fault: Fault) -> Hashable:
 
 
 def sweep(kind: Kind) -> pytest.MarkDecorator:
-    """Parametrize a test with kills at one instruction of each kind, and, slow, with kills at every instruction."""
+    """Parametrize a test with kills at one instruction of each kind and, marked as slow, at every instruction."""
     every = pytest.param(None, marks=pytest.mark.slow, id="every")
     return pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.__name__), every])
 
@@ -88,7 +88,7 @@ class _Reader(BatchReader):
 
 
 class BranchingJob(Job):
-    """A job that each_way can fork."""
+    """A job that `each_way` can fork."""
 
     judge: Judge | None = None  # of a job that has ended
     only: Hashable = None  # the way to take, if no process is to be forked
@@ -161,6 +161,6 @@ class BranchingJob(Job):
         os._exit(0)
 
     def reader(self, task: Task, config: TrainingConfig) -> BatchReader:
-        """Return a reader that a forked process can go on with."""
+        """Return a reader that goes on reading in a forked process."""
         self._readers.append(_Reader(task, config.samples))
         return self._readers[-1]

@@ -39,7 +39,7 @@ AT_REST = (Place.PARAMETERS, Place.OPTIMIZER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """A bit that flips."""
+    """A bit to flip: its place, stage, worker, step and microbatch."""
 
     place: Place
     stage: int
@@ -60,7 +60,7 @@ def flip(tensor: Tensor, element: int, bit: int) -> None:
 
 
 class _Passed(torch.autograd.Function):
-    """The identity, which may flip a bit of the tensor and leaves the gradient as it is."""
+    """An identity function that may flip a bit of the tensor, and leaves the gradient as it is."""
 
     @staticmethod
     def forward(context: Any, given: Tensor, stage: "FlippingStage") -> Tensor:
@@ -72,7 +72,7 @@ class _Passed(torch.autograd.Function):
 
 
 class FlippingValues(StageValues):
-    """Values of a stage, in which a bit of a final gradient may flip."""
+    """A stage's values, in which a bit of a final gradient may flip."""
 
     struck: Callable[[Tensor], Tensor]  # of a gradient that is to be applied, it or one with another bit
 

@@ -39,7 +39,7 @@ class TestTurns(TurnThread):
 
 
 class HistoryWorker:
-    """A worker's history keeper and followers. A killed worker takes no more turns."""
+    """A worker's history keeper and followers. After the worker is killed, they take no more turns."""
 
     def __init__(
         self,

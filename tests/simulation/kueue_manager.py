@@ -177,7 +177,7 @@ class Manager:
         self.log.append(f"{one['metadata']['name']} is admitted")
 
     def _victims(self, priority: int, holders: list[Json], lacking: int) -> list[Json]:
-        """Return the pods to preempt: lowest priority first, then those admitted last; none if they do not suffice."""
+        """Return the pods to preempt, by lowest priority, then newest admission; none if they do not suffice."""
         lower = [pod for pod in holders if (self._priority(pod) or 0) < priority]
         lower.sort(key=lambda pod: (self._priority(pod), -self.admitted_at.get(pod["metadata"]["uid"], -1)))
         return lower[:lacking] if lacking <= len(lower) else []

@@ -13,7 +13,7 @@ from bamboo_trainer.transport.wire import Lane
 
 
 def travelled(frame: Frame) -> Frame:
-    """Return the frame as the receiver gets it: tensors of its own, payload through msgpack."""
+    """Return the frame as a receiver gets it: with copied tensors, and a payload encoded and decoded by msgpack."""
     tensors = tuple(t.detach().clone(memory_format=torch.contiguous_format) for t in frame.tensors)
     meta = msgspec.msgpack.decode(msgspec.msgpack.encode(frame.payload, enc_hook=str))
     return Frame(address=frame.address, epoch=frame.epoch, origin=frame.origin, tensors=tensors, payload=meta)
@@ -69,22 +69,22 @@ class MemoryTransport:
         self._network = network
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
-        """See Transport."""
+        """Send a frame; see `Transport`."""
         self._network.send(self, peer, frame)
 
     def is_sending(self, peer: WorkerId, lane: Lane) -> bool:
-        """See Transport. Frames leave at once, so none is being sent."""
+        """Return False, since frames leave at once; see `Transport`."""
         return False
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
-        """See Transport. The addresses mean nothing here."""
+        """Set the workers that this one may reach, without their addresses; see `Transport`."""
         self._former = (self._former | self.known) - peers.keys()
         self.known = frozenset(peers)
         for worker in [worker for worker in self._early if worker in peers]:
             self._network.arrive_again(self.worker, self._early.pop(worker))
 
     def close(self, flush_seconds: float) -> None:
-        """See Transport. Other workers see it as a death; frames that were sent before still arrive."""
+        """Close the transport. Other workers see it as a death; frames sent before still arrive. See `Transport`."""
         self._network.kill(self.worker)
 
     def admits(self, event: Event) -> bool:

@@ -92,7 +92,7 @@ def main(given: Sequence[str]) -> int:
 
 
 def one_after_the_other(given: Sequence[str]) -> int:
-    """Run the commands that THEN separates."""
+    """Run each of the commands that THEN separates."""
     failed, rest = 0, list(given)
     while rest:
         here = rest.index(THEN) if THEN in rest else len(rest)

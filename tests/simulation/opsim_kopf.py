@@ -22,7 +22,7 @@ RESOURCES = {
 
 
 def pod_event(cluster: ClusterIndices, kind: str | None, pod: Object) -> None:
-    """Index a change of a pod, without handlers."""
+    """Put a change of a pod into the index, and call no handlers."""
     if kind == "DELETED":
         cluster.indexers.discard(kopf.Body(pod))
         cluster.pod_deleted(pod)
@@ -34,7 +34,7 @@ def pod_event(cluster: ClusterIndices, kind: str | None, pod: Object) -> None:
 
 
 def node_event(cluster: ClusterIndices, kind: str | None, node: Object) -> None:
-    """Index a change of a node, without handlers."""
+    """Put a change of a node into the index, and call no handlers."""
     if kind == "DELETED":
         cluster.indexers.discard(kopf.Body(node))
         cluster.node_deleted(node["metadata"]["name"])
@@ -68,7 +68,7 @@ class KopfEvents:
         self._handled: dict[str, int] = {}  # generations, by UID
 
     def show(self, kind: str, change: str | None, thing: Object) -> None:
-        """Index the object, and then call the handlers of its event, creation or edit."""
+        """Put the object into the index, and then call the handlers of its event, creation or edit."""
         metadata, body = thing["metadata"], kopf.Body(thing)
         uid = metadata["uid"]
         facts = {

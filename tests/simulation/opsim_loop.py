@@ -74,7 +74,7 @@ class LoopClock:
 
 @contextmanager
 def virtual_time(loop: VirtualLoop) -> Iterator[None]:
-    """Let the operator read the time of the loop."""
+    """Make the operator's clocks read the loop's virtual time."""
 
     class Date(datetime):
         @classmethod

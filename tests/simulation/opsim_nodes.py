@@ -73,7 +73,7 @@ class Nodes:
         return pod["metadata"]["uid"] in self._pods
 
     def _taken(self) -> int:
-        """Return the number of nodes whose pod has not ended."""
+        """Return the number of nodes with a pod that has not ended."""
         ended = ("Succeeded", "Failed")
         return sum("nodeName" in p["spec"] and p["status"].get("phase") not in ended for p in self._pods.values())
 
@@ -155,7 +155,7 @@ class Nodes:
         return self._nodes.objects.get(("", pod["spec"].get("nodeName") or ""))
 
     def _works(self, pod: Object) -> bool:
-        """Return whether the pod's node exists and has a kubelet that works."""
+        """Return whether the pod's node exists and its kubelet works."""
         return self._node(pod) is not None and pod["spec"]["nodeName"] not in self._dead
 
     def take(self, pod: Object, seconds: float, stays: bool) -> None:

@@ -87,7 +87,7 @@ class SimQueue:
         return sum(not holds_quota(pod) for pod in self._simulation.living_pods())
 
     def forget(self, pod: Object) -> None:
-        """Delete the pod's Workload, upon which Kueue deletes the pod, also a gated one."""
+        """Delete the pod's Workload, so that Kueue deletes the pod, even a gated one."""
         stop = Stop(pod, "WorkloadDeleted", "Workload is deleted")
         pod["status"]["conditions"] = [
             *(pod["status"].get("conditions") or []),

@@ -72,7 +72,7 @@ LONG_SECONDS = 900.0  # that nobody reaches the operator; longer than silent wor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """Something that disturbs a job."""
+    """A disturbance of a job, at a time."""
 
     kind: DisturbanceKind
     # at, seconds: when, and how long it lasts
@@ -106,7 +106,7 @@ class ClusterScenario:
 
     @property
     def work(self) -> tuple[float, ...]:
-        """The work of each layer."""
+        """The work of each layer, relative to the others."""
         rng = random.Random(f"work {self.seed}")
         return tuple(rng.choice((10.0, 10.0, 30.0)) for _ in range(self.arithmetic.layers))
 

@@ -48,7 +48,7 @@ class Watch:
         self.listening = False
 
     def changed(self, kind: str | None, thing: Object) -> None:
-        """Plan the notification of a change. Changes of an object with another UID do not wait for it."""
+        """Schedule the notification of a change. Changes of an object with another UID do not wait for it."""
         if not self.listening:
             return
         uid, when = thing["metadata"]["uid"], self._loop.time() + 10 ** self._rng.uniform(-3, -0.3)
@@ -265,7 +265,7 @@ class Server:
             self._tell(kind, "DELETED", thing)
 
     def finalize(self, pod: Object, finalizer: str) -> None:
-        """Remove a finalizer of a pod, and the pod if nothing else keeps it."""
+        """Remove a pod's finalizer, and the pod if it has no other reason to stay."""
         pod["metadata"]["finalizers"] = [one for one in pod["metadata"]["finalizers"] if one != finalizer]
         if pod["metadata"]["uid"] in self._removed:
             self.remove("pods", pod)

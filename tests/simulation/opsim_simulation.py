@@ -44,7 +44,7 @@ class Failure(AssertionError):
 
 
 class OperatorSimulation:
-    """A run of a scenario. say: called with every line of the log."""
+    """A run of a scenario. say: called with each line of the log."""
 
     def __init__(self, scenario: ClusterScenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario, self._say = scenario, say
@@ -302,7 +302,7 @@ class OperatorSimulation:
         return [pod for pod in self.pods.objects.values() if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
 
     def collect(self, pod: Object) -> None:
-        """Delete a pod whose owner is gone, after a while."""
+        """Delete a pod whose owner is gone, after some seconds."""
         self.loop.call_later(self.rng.uniform(0.0, 3.0), self.server.delete, "pods", pod)
 
     def _start(self, pod: Object) -> Process:

@@ -145,8 +145,8 @@ class User:
         self._later(disturbance, lambda: self.edit(self._mend))
 
     def _recreate(self, disturbance: Disturbance) -> None:
-        """Delete the job and create it again. Its pods are deleted by the garbage collector after the job, or before it
-        in the foreground.
+        """Delete the job and create it again. The garbage collector deletes its pods afterwards, or, in the foreground,
+        before.
         """
         if disturbance.number % 2 or not self._there():
             self.delete()
@@ -161,7 +161,7 @@ class User:
         )
 
     def _finalize(self, job: Object, until: float, later: float) -> None:
-        """Remove the job once its pods are gone. Pods on a node that hangs are removed after `until`."""
+        """Remove the job once its pods are gone. After the time `until` also remove pods on nodes that hang."""
         left = self._simulation.pods_of(job)
         for pod in left if self._loop.time() > until else ():
             self._simulation.server.remove("pods", pod)

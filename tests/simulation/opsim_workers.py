@@ -27,7 +27,7 @@ from sim_worker import Node
 
 
 def request_of(pod: Object) -> Any:
-    """Return the request by which a pod's worker connects."""
+    """Return the HTTP request with which a pod's worker connects."""
     namespace, name = job_of(pod) or ("", "")
     headers = {"Authorization": f"Bearer {token_of(pod)}"}
     return SimpleNamespace(headers=headers, match_info={"namespace": namespace, "name": name})
@@ -183,7 +183,7 @@ class Workers:
         return False
 
     def turned(self, node: Node) -> None:
-        """Do nothing: the protocol's simulation has the checks after each turn."""
+        """Do nothing: only the protocol's simulation checks each turn."""
 
     def ended(self, node: Node, code: int | None) -> None:
         self._ended[node](code)

@@ -23,7 +23,7 @@ PRIME = 16_777_213  # below 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """The layers, steps and microbatches of a simulated job, and its arithmetic."""
+    """A simulated job's layers, steps and microbatches, and the arithmetic on them."""
 
     seed: int
     stages: int
@@ -53,7 +53,7 @@ class Arithmetic:
         return group_bounds(self.microbatches, self.groups)
 
     def training(self) -> dict[str, Any]:
-        """Return the manifest's section `training`."""
+        """Return the manifest's `training` section."""
         training: dict[str, Any] = {
             "steps": self.wanted_steps,
             "globalBatchSize": self.microbatches,
@@ -128,7 +128,7 @@ class Arithmetic:
 
 
 def measured(value: int, batch: int) -> tuple[float, float]:
-    """Return sum and weight of an evaluation's metric for the last layer's output of a batch."""
+    """Return the sum and weight of an evaluation's metric, for the last layer's output on a batch."""
     return value % 1_000_003 / 7, batch + 1.0
 
 
@@ -195,7 +195,7 @@ class Oracle:
         self.states.append([a.applied(states[s], step, totals[s], norm) for s in range(a.layers)])
 
     def _places(self) -> list[tuple[int, int]]:
-        """Return all pairs of a layer and a microbatch."""
+        """Return every pair of a layer and a microbatch."""
         return list(product(range(self.arithmetic.layers), range(self.arithmetic.microbatches)))
 
     def _rounded_sum(self, groups: Sequence[Sequence[int]]) -> list[int]:

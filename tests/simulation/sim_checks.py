@@ -47,7 +47,7 @@ class Checks:
             raise Violation(f"{taken.worker} reports a takeover that plan {taken.epoch} left to {heir}: {taken}")
 
     def forget_plans(self) -> None:
-        """Forget all plans: another coordinator may not know the newest epochs."""
+        """Forget all plans, since another coordinator may not know the newest epochs."""
         self.epoch = 0
         self.plans.clear()
 
@@ -213,7 +213,7 @@ def _spared(job: "Simulation") -> bool:
 
 
 def _avoidable(job: "Simulation") -> str | None:
-    """Return why an unrecoverable job could have gone on: from a checkpoint, or from living holders of all layers."""
+    """Return by what means an unrecoverable job could have gone on: a checkpoint, or living holders of all layers."""
     usable_checkpoints = [one for one in job.store.committed if one not in job.store.damaged]
     if usable_checkpoints and job.scenario.checkpoints:
         return f"Unrecoverable, though there are the checkpoints {usable_checkpoints}: {job.finish}"

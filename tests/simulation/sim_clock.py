@@ -8,7 +8,7 @@ Action = Callable[[], None]
 
 
 class Clock:
-    """A clock on which nothing happens between two actions. now: seconds."""
+    """A clock in virtual time, which jumps from one action to the next. now: seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -22,7 +22,7 @@ class Clock:
         self.at(self.now + seconds, action)
 
     def advance(self) -> bool:
-        """Run the next action; return False if there is none."""
+        """Run the next action. Return False if the queue is empty."""
         if not self._queue:
             return False
         self.now, _, action = heapq.heappop(self._queue)

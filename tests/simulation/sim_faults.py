@@ -133,7 +133,7 @@ class Scenario:
 
     @property
     def follows_stages(self) -> bool:
-        """Whether the number of stages follows the workers."""
+        """Whether the coordinator chooses the number of stages by the number of workers."""
         return self.resplit is not None or bool(self.chooses)
 
     @property
@@ -232,15 +232,15 @@ def _with_callbacks(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_value(job: Scenario) -> Scenario:
-    """Measure layer times as with stragglers, and make the job longer, so that its choice takes effect."""
+    """Measure layer times as with stragglers, and make the job longer, so that a choice by value takes effect."""
     longer = replace(job.arithmetic, steps=job.arithmetic.steps + 24)
     return replace(job, chooses="Value", arithmetic=longer)
 
 
 def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:
-    """Let half of the faults at a certain step strike the step that is given up, or the one before.
+    """Let half of the faults at a certain step strike the step that the early stop gives up, or the step before.
 
-    An evaluation ends two in three jobs, and a decision the others, half of which evaluate nothing.
+    An evaluation ends two in three jobs early, and a decision the others, half of which evaluate nothing.
     """
     a = job.arithmetic
     every = rng.choice([n for n in range(1, a.steps + 1) if a.steps % n == 0])
@@ -316,7 +316,7 @@ def _with_measured_stages(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_one_layer_each(job: Scenario) -> Scenario:
-    """Leave one layer to each stage, so that no split can help, and no standby worker."""
+    """Leave one layer to each stage, so that no other split helps, and leave no worker on standby."""
     stages = job.arithmetic.stages
     a = replace(job.arithmetic, sizes=job.arithmetic.sizes[:stages], ties=())
     return replace(job, arithmetic=a, work=job.work[:stages], standby=0, capacity=job.capacity + 2)
@@ -375,7 +375,7 @@ def _at_portion(rng: random.Random, fault: Fault) -> Fault:
 
 
 def _with_split_backwards(job: Scenario, rng: random.Random) -> Scenario:
-    """Split backwards, and let faults at a backward strike one of its parts."""
+    """Split backwards into two parts, and let faults at a backward strike one of the parts."""
     return replace(job, schedule="ZBH1", faults=tuple(_at_parts(rng, fault) for fault in job.faults))
 
 
@@ -400,7 +400,7 @@ def _at_parts(rng: random.Random, fault: Fault) -> Fault:
 
 
 def _with_devices(job: Scenario, rng: random.Random) -> Scenario:
-    """Give each worker two or three devices; a stage has at least as many layers, and exactly as many if layers are
+    """Give each worker two or three devices. A stage has at least one layer for each, and exactly one if layers are
     tied.
     """
     a, devices = job.arithmetic, rng.choice((2, 2, 3))

@@ -42,7 +42,7 @@ class FaultInjector:
         self._over = True
 
     def look(self) -> None:
-        """Arm the faults that are due; a chained fault waits for the one before it."""
+        """Arm the due faults. A chained fault is due only after the previous fault."""
         while self.left and (self.left[0].step <= self.job.commit + 1 or self.left[0].step < 0):
             if self.left[0].chained and not self.struck:
                 self.left.pop(0)  # what it was chained to has been left out
@@ -71,7 +71,7 @@ class FaultInjector:
         self._strike(fault, node)
 
     def instruction(self, node: "Node", what: str, step: int) -> bool:
-        """Return whether a worker is killed at this instruction."""
+        """Return whether the injector kills a worker at this instruction."""
         return self._sprung(node, FaultKind.KILL_AT, what, step)
 
     def frame(self, node: "Node", kind: str) -> bool:

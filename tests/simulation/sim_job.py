@@ -126,7 +126,7 @@ class Simulation:
             self._settle()
 
     def _nothing_happens(self) -> bool:
-        """Return whether the job hangs. A coordinator that has lost all workers waits longer."""
+        """Return whether the job hangs. If the coordinator has lost all workers, it may be quiet for longer."""
         quiet = self.clock.now - self.active_at
         if quiet <= PATIENCE_SECONDS:
             return False

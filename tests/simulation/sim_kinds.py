@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """A flag of simulate.py; `help` describes it."""
+    """A kind of scenario, and a flag of simulate.py, which `help` describes."""
 
     help: str
 

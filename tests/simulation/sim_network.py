@@ -59,22 +59,22 @@ class End:
         self.frozen = False
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
-        """See Transport."""
+        """Send a frame; see `Transport`."""
         self.on_send(peer, frame)
         if peer in self.known:
             self.network.send(self, peer, frame)
 
     def is_sending(self, peer: WorkerId, lane: Lane) -> bool:
-        """See Transport."""
+        """Return whether frames to the worker wait or are on their way; see `Transport`."""
         link = self.outbound.get((peer, lane))
         return link is not None and bool(link.queue or link.flying)
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
-        """See Transport."""
+        """Fence off all workers but these; see `Transport`."""
         self.network.fence(self, frozenset(peers))
 
     def close(self, flush_seconds: float) -> None:
-        """See Transport."""
+        """Leave the network; see `Transport`."""
         self.network.leave(self, flush=flush_seconds > 0)
 
 

@@ -26,7 +26,7 @@ Parts = tuple[Tensor, ...]
 
 
 class Violation(AssertionError):
-    """The product broke an invariant."""
+    """Raised if the product breaks an invariant."""
 
 
 @dataclass(slots=True)
@@ -363,5 +363,5 @@ class LateCopies:
 
 
 def state_of(kept: LayerState) -> int:
-    """Return the content of a simulated layer's state."""
+    """Return the number that is a simulated layer's state."""
     return int(kept.tensors[STATE].item())

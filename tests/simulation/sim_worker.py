@@ -54,7 +54,7 @@ NOTICE = protocol.NoticeReceived(seconds=30.0)
 
 
 class Name(str):
-    """A worker's name with the same hash in every process, so that sets of names have the same order."""
+    """A worker's name. It has the same hash in every process, so that sets of names have the same order."""
 
     number: int
 

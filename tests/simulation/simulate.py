@@ -35,7 +35,7 @@ def kinds_of(arguments: argparse.Namespace) -> tuple[Kind, ...]:
 
 
 def shrink(job: Scenario) -> Scenario:
-    """Drop faults as long as the run still fails."""
+    """Drop faults from the scenario while the run still fails, and return the smallest one."""
     smaller = True
     while smaller:
         smaller = False
@@ -66,7 +66,7 @@ def one(arguments: argparse.Namespace) -> int:
 
 
 def events_hash(job: Scenario) -> str:
-    """Return a hash of all events of the job's run, in order, and the run's problem if it has one."""
+    """Return a hash of all events of the job's run, in order, and the run's problem or ""."""
     told = hashlib.sha256()
     result = Simulation(job, lambda line: told.update(f"{line}\n".encode())).run()
     return told.hexdigest()[:16] + (f" PROBLEM: {result.problem}" if result.problem else "")

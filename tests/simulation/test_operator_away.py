@@ -238,7 +238,7 @@ class Lost(Away):
 
 
 def job_conditions(simulation: OperatorSimulation) -> list[Object]:
-    """Return the job's conditions as its status would be written now."""
+    """Return the conditions that the operator would write now."""
     assert simulation.controller is not None
     known = simulation.controller.known(JOB)
     assert known is not None
@@ -251,7 +251,7 @@ def suspend(spec: Object) -> None:
 
 
 def small_budget(spec: Object) -> None:
-    """Set a budget that is spent soon; two workers cost 2 a second."""
+    """Set a budget that is soon spent, since two workers cost 2 a second."""
     spec["budget"] = {"money": str(MONEY)}
 
 

@@ -191,7 +191,7 @@ def test_two_equal_jobs_whose_pods_are_admitted_in_turn_do_not_block_each_other(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_job_that_loses_all_its_workers_goes_on_from_a_checkpoint_when_it_has_quota_again(seed: int) -> None:
-    """The operator is restarted between the loss and the new quota."""
+    """The operator restarts between the loss of all workers and the new quota."""
 
     class All(Queued):
         async def course(self) -> None:

@@ -193,7 +193,7 @@ class StagesOfWorker:
 
 
 class Watch:
-    """The observer of one worker, which raises Killed where a fault strikes."""
+    """The observer of one worker, which raises Killed at the instructions of the faults."""
 
     def __init__(self, job: "Job", worker: str) -> None:
         self.job, self.worker = job, worker

@@ -1,4 +1,4 @@
-"""Sets of values for the chart, and lookups in the rendered objects."""
+"""Sets of values for the chart, the objects rendered with them, and look-ups in these."""
 
 from pathlib import Path
 

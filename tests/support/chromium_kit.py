@@ -37,7 +37,7 @@ FLAGS = (
 
 
 def chromium() -> str | None:
-    """Return the path of this machine's browser, or None."""
+    """Return the path of this machine's Chromium, or None."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -45,7 +45,7 @@ LEFT = ("Inspected target navigated or closed", "Execution context was destroyed
 
 
 class PageLeft(AssertionError):
-    """The tab left the page during a call."""
+    """Raised if the tab leaves the page during a call."""
 
 
 class Tab:
@@ -210,7 +210,7 @@ def started() -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def tab_of(address: str) -> AsyncIterator[Tab]:
-    """Yield an empty tab of that browser, which shares nothing with other tabs."""
+    """Yield an empty tab of the browser at `address`, which shares nothing with other tabs."""
     async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
         tab = Tab(socket)
         try:

@@ -50,7 +50,7 @@ def _stop(config: pytest.Config) -> None:
 
 
 def _build(config: pytest.Config) -> None:
-    """Build Kubernetes once; the fixture reports an error."""
+    """Build Kubernetes once. If that fails, the cluster's fixture reports the error."""
     if BUILT in config.stash or os.environ.get("KUBECONFIG"):
         return
     config.stash[BUILT] = True
@@ -86,7 +86,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace of the test's own. At its end the pods are killed and the test cluster's nodes are restored."""
+    """A namespace for one test. At its end the pods are killed and the test cluster's nodes are restored."""
     name = f"test-{secrets.token_hex(4)}"
     path = f"/api/v1/namespaces/{name}"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})

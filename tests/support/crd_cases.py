@@ -255,7 +255,7 @@ LENGTHS = {name: values(SPEC["properties"]["training"]["properties"][name]) for 
 
 @st.composite
 def manifests(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a valid manifest: values that fit, changed to keep the rules between fields."""
+    """Draw a valid manifest: values that fit the schema, changed until they fit the rules between fields."""
     spec = draw(SPECS)
     spec.pop("budget", None)  # it needs the price of each pool
     training, topology = spec["training"], spec.get("topology") or {}

@@ -61,7 +61,7 @@ def nodes(schema: Mapping[str, Any] = SCHEMA, path: str = "") -> Iterator[tuple[
 
 
 def strip_rules(value: Any) -> None:
-    """Return a CRD without rules, for an API server that is too old for them."""
+    """Remove all CEL rules from a CRD, for an API server that is too old for them."""
     if isinstance(value, dict):
         value.pop("x-kubernetes-validations", None)
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -119,7 +119,7 @@ def _default(schema: Mapping[str, Any], value: Any) -> None:
 
 
 def parsed(document: Mapping[str, Any]) -> JobSpec | None:
-    """Return the parser's job; None if it refuses the document."""
+    """Return the job that the parser makes of the document; None if it refuses the document."""
     try:
         return parse_manifest(document)
     except ManifestError:
@@ -130,7 +130,7 @@ def parsed(document: Mapping[str, Any]) -> JobSpec | None:
 
 
 def text_pattern(schema: Mapping[str, Any]) -> str | None:
-    """Return the regular expression of a text, from its rule or its pattern; None if it has none."""
+    """Return the regular expression that a text must match, from its rule or its pattern; None if it has none."""
     rules = (rule["rule"].partition("self.matches(r'^") for rule in schema.get("x-kubernetes-validations", ()))
     ruled = next((end.removesuffix("$')") for _, found, end in rules if found), None)
     return ruled or schema.get("pattern", "")[1:-1] or None

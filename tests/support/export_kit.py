@@ -1,4 +1,4 @@
-"""Checkpoints of stages in a store, to be exported."""
+"""Checkpoints of a job's stages in a store, for tests of the export."""
 
 from collections.abc import Sequence
 
@@ -23,4 +23,4 @@ def write(store: CheckpointStore, stages: Sequence[Stage], step: int, attempt: s
 
 
 def quiet(*_: object) -> None:
-    """Show no progress."""
+    """Ignore progress, as a callback."""

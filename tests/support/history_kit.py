@@ -30,7 +30,7 @@ def shown(*words, code=0):
 
 @pytest.fixture
 def kept(tmp_path):
-    """The history of a job that went back from step 5 to step 3; its second root missed records and wrote step 2
+    """Write the history of a job that went back from step 5 to 3. Its second root missed records and wrote step 2
     again.
     """
     files = HistoryFiles(str(tmp_path / "run" / "history" / "job"))

@@ -65,7 +65,7 @@ class Store:
         ]
 
     def build(self, context: Path, wheels: Path, *options: str) -> list[str]:
-        """Return a buildah command."""
+        """Return the buildah command that builds an image from the Dockerfile."""
         return [
             "buildah",
             *self.flags,

@@ -1,4 +1,4 @@
-"""Jobs with metrics, and the samples that are exposed for them."""
+"""Jobs with metrics, and look-ups in the samples that are exposed for them."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -28,7 +28,7 @@ def spec(stages: int, pipelines: int, microbatches: int, mode: str = "Replicas",
 def manifest(
     stages: int | None, pipelines: int | None, microbatches: int, mode: str = "Replicas", **more: Any
 ) -> dict[str, Any]:
-    """Return a manifest. stages, pipelines: None if the coordinator chooses."""
+    """Return a job's manifest. stages, pipelines: None if the coordinator chooses."""
     usual = {
         "task": {"entrypoint": "a:build"},
         "training": training(100_000, 4 * microbatches, 4),

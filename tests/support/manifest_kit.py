@@ -65,7 +65,7 @@ def bamboojob(name: str = "test", *, namespace: str | None = None, **spec: Any) 
 
 
 def training(steps: int, batch: int, micro: int, **more: Any) -> dict[str, Any]:
-    """Return a training section. batch, micro: samples of a step and of a microbatch."""
+    """Return the section `training`. batch, micro: samples of a step and of a microbatch."""
     return {"steps": steps, "globalBatchSize": batch, "microBatchSize": micro, **more}
 
 

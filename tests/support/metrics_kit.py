@@ -29,9 +29,9 @@ def _family(metric: Metric) -> str:
 
 
 def check_page(prefix: str, text: str, *, complete: bool) -> None:
-    """Check names, kinds, help texts and labels of a page.
+    """Check names, kinds, help texts and labels of an exported page.
 
-    prefix: of its metrics' names. complete: whether all metrics have to be present, except those of SOMETIMES.
+    prefix: of its metrics' names. complete: whether all metrics must be present, except those of SOMETIMES.
     """
     known = declared(prefix)
     found = [family for family in text_string_to_metric_families(text) if not family.name.startswith(STANDARD)]

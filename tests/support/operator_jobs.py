@@ -44,7 +44,7 @@ def claimed(cluster: Cluster, namespace: str) -> str:
 
 
 def folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:
-    """Return this machine's folder of the claim that `claimed` made."""
+    """Return the folder on this machine that holds the volume of `claimed`."""
     volume = cluster.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/kept")["spec"]["volumeName"]
     return Path(cluster.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
 
@@ -81,7 +81,7 @@ def endless(document: Json) -> Json:
 
 
 def wrapped(document: Json, command: list[str]) -> Json:
-    """Return the job with workers that run that command."""
+    """Return the job with workers that run this command."""
     document["spec"]["worker"]["template"]["spec"]["containers"] = [{"name": "trainer", "command": command}]
     return document
 

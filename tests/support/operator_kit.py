@@ -156,7 +156,7 @@ def checkpoints(
 
 @cache
 def pod_validator(version: str) -> Any:
-    """Return the validator of pods of that Kubernetes version, which refuses unknown fields."""
+    """Return the pod validator of a Kubernetes version, which refuses unknown fields."""
     import jsonschema
 
     folder = f"kubernetes-json-schema/v{version}.0-local-strict"

@@ -56,8 +56,8 @@ def install(cluster: Cluster) -> None:
 
 
 def allow_lease(cluster: Cluster, namespace: str) -> None:
-    """Give the operator its rights on Leases in that namespace, so that operators of several tests do not exclude each
-    other.
+    """Give the operator its rights on Leases in a namespace. Tests use different ones, so that their operators do not
+    exclude each other.
     """
     for manifest in yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text()):
         if manifest["kind"] in ("Role", "RoleBinding"):
@@ -145,7 +145,7 @@ class Operator:
         return self.log.read_text()
 
     def check(self) -> None:
-        """Check that the log has no unexpected failure."""
+        """Check that the operator's log has no traceback and no failure."""
         assert "Traceback" not in self.said, f"the operator's log has a traceback:\n{self.said}"
         assert "the operator failed" not in self.said
 
@@ -178,7 +178,7 @@ class Job:
         )[0]
 
     def until(self, kind: str, value: str = "True", seconds: float = PATIENCE) -> Json:
-        """Wait until the condition of that kind has that value, and return the status."""
+        """Wait until a condition has this value, and return the status. kind: the condition's type."""
         return self.wait(lambda status: condition(status, kind).get("status") == value, seconds)
 
     def step(self, number: int, seconds: float = PATIENCE) -> Json:

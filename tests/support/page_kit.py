@@ -19,7 +19,7 @@ class Time:
 
 
 def received(document: Document) -> Any:
-    """Return the document as the browser gets it."""
+    """Return the document as the browser receives it, decoded from JSON."""
     return msgspec.json.decode(encode(document))
 
 

@@ -16,7 +16,7 @@ WIDTH, WORDS, LENGTH = 8, 11, 6
 
 
 def chain() -> nn.Module:
-    """Return a Sequential; two of its modules write to their inputs."""
+    """Return a Sequential model, of which two modules write to their inputs."""
     return nn.Sequential(
         nn.Unflatten(1, (1, LENGTH)),
         nn.Conv1d(1, 4, 3, padding=1),
@@ -182,7 +182,7 @@ def optimizer(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimize
 
 
 def parts(name: str) -> dict[str, Any]:
-    """Return the arguments of `from_module`, by the model's name."""
+    """Return the arguments of `from_module` for each model, by the model's name."""
     known: dict[str, Callable[[], dict[str, Any]]] = {
         "chain": lambda: {
             "make": chain,

@@ -1,4 +1,4 @@
-"""A task for tests with parameters in bf16: with a frozen bias, and an optimizer that may be fused."""
+"""A task for tests of bf16 parameters: it has a frozen bias, and may fuse its optimizer."""
 
 from collections.abc import Mapping
 from typing import Any

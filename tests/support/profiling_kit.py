@@ -1,4 +1,4 @@
-"""Profiles of layers."""
+"""Measured profiles of layers."""
 
 from typing import Any
 

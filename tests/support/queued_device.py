@@ -66,7 +66,7 @@ class QueuedHost:
 
 
 class QueuedCopies(AtOnce):
-    """The copies of all devices of a worker, made by the device that got work last."""
+    """The copies of all devices of a worker. The device that got work last makes each copy."""
 
     def __init__(self, host: QueuedHost) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class QueuedStage(Stage):
 
     @property
     def _part(self) -> float:
-        """The share of one bucket's backward; all take as long."""
+        """The share of the whole backward's time that one bucket takes. All buckets take the same time."""
         return 1 / len({bucket.layer for bucket in self.values.parameters.buckets})
 
 

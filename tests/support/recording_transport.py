@@ -1,4 +1,4 @@
-"""A transport and a channel to the coordinator that record what they are given."""
+"""A transport and a channel to the coordinator that record frames and messages."""
 
 from collections.abc import Mapping
 

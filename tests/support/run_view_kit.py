@@ -63,7 +63,7 @@ def source(document: dict[str, Any]) -> JobSource:
 
 
 def ran(status: Status = STATUS, outcome: Outcome = Outcome.COMPLETE, reason: str = "Complete", **more: Any) -> Summary:
-    """Return the summary of a run of two seconds."""
+    """Return the summary of a run that took two seconds."""
     return Summary(
         job="job", outcome=outcome, reason=reason, message="a sentence", status=status, seconds=2.0, batch=8, **more
     )

@@ -15,7 +15,7 @@ SAMPLES = 24
 
 
 class Derived(nn.BatchNorm1d):
-    """A subclass of BatchNorm that updates as torch's does."""
+    """A subclass of BatchNorm that updates its buffers as torch's class does."""
 
     def forward(self, given: Tensor) -> Tensor:
         return super().forward(given.float()).to(given.dtype)

@@ -15,7 +15,7 @@ WIDTH, WORDS = 6, 10
 
 
 class Head(nn.Module):
-    """A layer whose weight is the embedding's."""
+    """A last layer that uses the embedding's weight."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ SHARING: dict[str, Callable[[], Layers]] = {f.__name__: f for f in (made_before,
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return the task. config: sharing, a key of SHARING, or "frozen"."""
+    """Return a task. config: sharing: a key of SHARING, or "frozen"."""
     words = torch.arange(24) * 7 % WORDS
     return Task(
         layers=(SHARING | {"frozen": frozen})[config["sharing"]](),

@@ -1,4 +1,4 @@
-"""Model workers of given speeds around the real coordinator, for its decisions about slow ones."""
+"""Model workers of given speeds around the real coordinator, for its decisions about slow workers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -113,7 +113,7 @@ class Slowed(World):
         return self.plan.at(Cell(pipeline, stage)).owner
 
     def layers(self, worker: str) -> list[int]:
-        """Return the number of layers of each stage that the worker runs."""
+        """Return the number of layers in each stage that the worker runs."""
         plan = self.plan
         return [end - first for c in plan.owned_by(worker) for first, end in [plan.stages[c.stage]]]
 

@@ -1,4 +1,4 @@
-"""Tasks for a chain of stages."""
+"""Small tasks that tests run on a chain of stages."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Statuses of jobs."""
+"""Builders of job statuses as the API has them."""
 
 from bamboo_core.coordinator.events import Finish, Outcome, WorkerState
 from bamboo_core.job.api_object import written

@@ -1,4 +1,4 @@
-"""Manifests of tasks that are checked."""
+"""Manifests for tests of the task check, `--load`."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Writing and reading of files of tokens."""
+"""Helpers that write and read files of tokens."""
 
 import json
 from pathlib import Path

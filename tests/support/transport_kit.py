@@ -24,8 +24,8 @@ SECONDS = 60.0  # that a test waits for something
 
 @dataclass
 class Inbox:
-    """A list of received events; `wait` returns when it holds enough of a type. then: called with each event after it
-    was added.
+    """A list of received events. `wait` returns once it holds enough events of a type. then: called with each added
+    event.
     """
 
     events: list[Event] = field(default_factory=list)

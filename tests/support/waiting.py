@@ -23,7 +23,7 @@ def until(find: Callable[[], T], seconds: float = PATIENCE, seen: Callable[[], o
 
 
 async def in_time(find: Callable[[], T], seconds: float = PATIENCE) -> T:
-    """Like `until`, but let the tasks of this event loop run between the calls of `find`. Raises TimeoutError."""
+    """Await what `until` waits for, while other tasks of this event loop run. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not (found := find()):
             await asyncio.sleep(TASK_PAUSE_SECONDS)

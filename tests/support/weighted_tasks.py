@@ -83,7 +83,7 @@ def largest(outputs: Parts, targets: Parts) -> float:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return the task. config: weighted, whether the loss is a sum; checkpointed, numbers of layers; none: no token is
+    """Return the task. config: weighted: whether the loss is a sum; checkpointed: numbers of layers; none: no token is
     valid.
     """
     tokens = torch.arange(SAMPLES * TOKENS).reshape(SAMPLES, TOKENS).square() // 3 % KINDS

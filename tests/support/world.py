@@ -122,7 +122,7 @@ class World:
 
     @property
     def end(self) -> Finish:
-        """The end of the job, which is over."""
+        """The end of the job. The job must have ended."""
         assert self.finish is not None, "the job goes on"
         return self.finish
 

@@ -10,7 +10,7 @@ SERVICES = "10.96.0.0/16"
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The addresses of a cluster. subnet: 1 to 249, which no other cluster of this machine has."""
+    """The addresses of a cluster. subnet: 1 to 249; no other cluster of this machine may have it."""
 
     subnet: int
 

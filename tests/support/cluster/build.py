@@ -49,7 +49,7 @@ def cache_folder() -> Path:
 
 
 def binaries(report: Report = to_stderr) -> Path:
-    """Return the folder with etcd and the kube-* programs; builds them if needed, which takes some minutes."""
+    """Return the folder with etcd and the kube-* programs. Builds them if needed, which takes some minutes."""
     _require(RUN_TOOLS)
     if given := os.environ.get(GIVEN):
         return _complete(Path(given))
@@ -65,7 +65,7 @@ class NodePrograms:
 
 
 def node_programs(report: Report = to_stderr) -> NodePrograms:
-    """Return the programs of a real node; builds or fetches them if needed. Raises Unavailable if none can run here."""
+    """Return the programs of a real node. Builds or fetches them if needed. Raises Unavailable if none can run here."""
     if os.geteuid() != 0:
         raise Unavailable("real nodes need root")
     if not cgroups.are_there():
@@ -107,7 +107,7 @@ def _made(what: str, time: str, recipe: Path, arguments: tuple[str, ...], report
 
 
 def minor_version(program: Path) -> int:
-    """Return the minor version of a program of Kubernetes, 36 for 1.36."""
+    """Return the minor version of a Kubernetes program: 36 for 1.36."""
     asked = [str(program), "--version"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=VERSION_SECONDS).stdout
     found = re.match(r"Kubernetes v1\.(\d+)\.", told)

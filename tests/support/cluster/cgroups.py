@@ -23,7 +23,7 @@ def create(group: str) -> None:
 
 
 def enter(group: str, pid: int) -> None:
-    """Put the process, and all that it starts, into the group."""
+    """Put a process, and all processes that it starts, into the group."""
     (FREEZER / group / "cgroup.procs").write_text(str(pid))
 
 

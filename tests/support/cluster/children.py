@@ -26,7 +26,7 @@ class Mount:
 
 
 class Process(Protocol):
-    """A process with the members of asyncio's."""
+    """The members of asyncio's Process that this module uses."""
 
     @property
     def pid(self) -> int: ...
@@ -58,7 +58,7 @@ class Child:
             os.killpg(self.pid, number)
 
     async def wait(self) -> int:
-        """Wait for the exit code, 128 + its number for a signal. The rest of the group is killed, as in a container."""
+        """Wait for the exit code, 128 + N for signal N. Then kill the rest of the group, as a container's end does."""
         code = await self.process.wait()
         self.signal_group(signal.SIGKILL)
         return code if code >= 0 else 128 - code
@@ -73,7 +73,7 @@ async def start(
     mounts: Sequence[Mount] = (),
     scratch: Path | None = None,
 ) -> Child:
-    """Start a command. log: appended to. scratch: an empty folder, needed for mounts."""
+    """Start a command. log: the file to which it appends. scratch: an empty folder, needed for mounts."""
     command = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
     if mounts:
         assert scratch is not None
@@ -124,7 +124,7 @@ async def stop(child: Child, seconds: float) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants that lose theirs, from now on."""
+    """From now on make this process the parent of descendants that lose their own."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -150,7 +150,7 @@ def _children() -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether the process exists and is no zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -42,7 +42,7 @@ class Client:
         self._opener = urllib.request.build_opener(*handlers)
 
     def text(self, method: str, path: str, body: Any = None, *, content: str = "application/json", **query: Any) -> str:
-        """Send a request and return the answer. Repeats it while the server is busy (429), as with a new CRD."""
+        """Send a request and return the answer. Repeat it while the server is busy (429), as with a new CRD."""
         end = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -98,7 +98,7 @@ class Client:
                 raise
 
     def wait(self, path: str, condition: Callable[[Json], Any], seconds: float = 300) -> Json:
-        """Poll an object until the condition holds, and return it. A missing object is {}."""
+        """Poll an object until the condition holds for it, and return it. A missing object is {}."""
         end = time.monotonic() + seconds
         while True:
             found = self.find(path) or {}

@@ -29,8 +29,7 @@ async def start(
 ) -> children.Child:
     """Start a container. extra: variables that precede the pod's own. scratch: a folder that need not exist.
 
-    Raises Unknown if an object does not exist yet. A command that cannot be run ends at once, with its reason in the
-    log.
+    Raises Unknown if an object does not exist yet. A command that cannot run ends at once, with its reason in the log.
     """
     env = environment(pod, container, base_environment(pod, extra))
     argv, folder = command(container, env), container.get("workingDir", "/tmp")
@@ -39,8 +38,8 @@ async def start(
 
 
 def message(container: Json, log: Path, code: int) -> str:
-    """Return the termination message of a container that ended with that exit code: the end of its log, if it failed
-    and its policy says so.
+    """Return the termination message of a container with exit code `code`: the end of its log, if it failed and its
+    policy says so.
     """
     if not code or container.get("terminationMessagePolicy") != "FallbackToLogsOnError":
         return ""

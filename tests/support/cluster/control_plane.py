@@ -104,7 +104,7 @@ class ControlPlane:
         self.children[name] = await children.start(argv, log, env=env, folder=str(self.folder))
 
     async def take_down(self, component: str) -> None:
-        """End a component that runs."""
+        """End a component, which stays down until `bring_up`."""
         await children.stop(self.children.pop(component), STOP_SECONDS)
 
     async def bring_up(self, component: str) -> None:
@@ -219,7 +219,7 @@ def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int, host: str
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports below the kernel's range for clients, so that none is taken before it is used."""
+    """Return free ports below the kernel's range for clients, so that no client takes one before it is used."""
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(15000, 32000)

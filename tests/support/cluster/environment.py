@@ -48,7 +48,7 @@ async def contents(kind: str, reference: Json, read: Read) -> dict[str, bytes]:
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Replace $(NAME) by its value, if it has one, and $$ by $."""
+    """Replace $(NAME) by the variable's value, if it has one, and $$ by $."""
     return REFERENCE.sub(lambda m: "$" if m[1] == "$" else values.get(m[2], m[0]), text)
 
 

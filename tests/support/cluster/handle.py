@@ -1,4 +1,4 @@
-"""A cluster as a test holds it: its API, and ways to disturb it."""
+"""A test's handle of a cluster: its API, and methods that disturb it."""
 
 import contextlib
 import functools
@@ -115,12 +115,12 @@ class Cluster:
 
     @classmethod
     def attach(cls, path: Path) -> Self:
-        """Return any cluster by its kubeconfig, with the test cluster's controls if it is one."""
+        """Return a handle of the cluster in a kubeconfig, with the test cluster's controls if it is one."""
         own = (path.parent / "control").is_socket()
         return cls(path, path.parent if own else None)
 
     def stop(self) -> None:
-        """End every process and remove the folder; only for a cluster that was started here."""
+        """End every process and remove the folder. Only for a cluster that this process started."""
         assert self._process is not None
         self._process.terminate()
         try:
@@ -137,7 +137,7 @@ class Cluster:
 
     @functools.cached_property
     def minor(self) -> int:
-        """The minor version of Kubernetes, 36 for 1.36."""
+        """The cluster's minor version of Kubernetes: 36 for 1.36."""
         return int(self.api.get("/version")["minor"].rstrip("+"))
 
     def taint(self, node: str, key: str, value: str = "", effect: str = "NoExecute") -> None:
@@ -179,7 +179,7 @@ class Cluster:
         self._call("fail", node=node)
 
     def restore(self) -> None:
-        """Bring the nodes back to their first state. A failed node is replaced by one of the same name."""
+        """Restore the nodes' first state. A new node of the same name replaces a failed one."""
         self._call("restore")
 
     def signal(self, namespace: str, pod: str, number: int) -> None:

@@ -45,7 +45,7 @@ class Nodes(Protocol):
     async def add(self, specs: Sequence[NodeSpec]) -> None: ...
 
     def modes(self) -> dict[str, str]:
-        """Return the mode of each node, by name."""
+        """Return the mode of each node, such as up or failed, by name."""
         ...
 
     def trouble(self) -> str | None:
@@ -69,7 +69,7 @@ class Host:
         }
 
     async def complain(self) -> None:
-        """Log trouble as soon as it appears."""
+        """Log each process that has ended though it never should, as soon as that happens."""
         while not self.trouble():
             await asyncio.sleep(POLL_SECONDS)
         logger.error("%s\n%s", self.trouble(), self.plane.tails())

@@ -13,7 +13,7 @@ NOBODY = "root:x:0:0::/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n"
 
 
 def write(path: Path, names: Sequence[str], busybox: Path, entrypoint: Sequence[str] = ("/bin/sh",)) -> Path:
-    """Write the archive. names: with their tags. busybox: a program of this machine's architecture."""
+    """Write the archive. names: the image's names, with tags. busybox: a program of this machine's architecture."""
     layer = _layer(busybox)
     config = {
         "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[_machine()],

@@ -1,4 +1,4 @@
-"""The process kubelet: the kubelet of all fake nodes, which can also break them."""
+"""The kubelet of all fake nodes in one process, which can also break the nodes."""
 
 import asyncio
 import logging
@@ -56,14 +56,14 @@ class Kubelet:
         await asyncio.gather(*self._lives.values(), *self._beats.values(), *self._helpers, return_exceptions=True)
 
     def log(self, namespace: str, pod: str, container: str | None = None) -> Path | None:
-        """Return the log of the newest pod of this name; by default of its first container that has one."""
+        """Return the log of the newest pod with this name; by default of its first container that has a log."""
         folders = (self.folder / "logs").glob(f"{namespace}_{pod}_*")
         newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
         files = sorted(newest.glob(f"{container or '*'}.log")) if newest else []
         return files[0] if files else None
 
     def address(self, namespace: str, pod: str) -> str | None:
-        """Return the address of a pod that runs, or None."""
+        """Return the address of a running pod, or None."""
         for runner in self.runners.values():
             meta = runner.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):
@@ -134,7 +134,7 @@ class Kubelet:
             self._forget(uid)
 
     def _forget(self, uid: str) -> None:
-        """Kill a pod that runs here."""
+        """Kill a pod that runs on one of these nodes."""
         if runner := self.runners.pop(uid, None):
             runner.kill()
             self._lives.pop(uid).cancel()

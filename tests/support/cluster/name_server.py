@@ -48,7 +48,7 @@ def answer(question: bytes, names: Mapping[str, list[str]]) -> bytes | None:
 
 
 def _labels(question: bytes) -> tuple[list[str], int]:
-    """Return the parts of the requested name, and where it ends."""
+    """Return the labels of the requested name, and the offset at which it ends."""
     labels, at = [], 12
     while length := question[at]:
         labels.append(question[at + 1 : at + 1 + length].decode())

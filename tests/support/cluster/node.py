@@ -45,7 +45,7 @@ class Node:
         return f"{self._prefix}.1"
 
     def next_address(self) -> str:
-        """Return an address for a pod; addresses repeat after 252 others."""
+        """Return an address for a pod. Addresses repeat after 252 other pods."""
         self._next += 1
         return f"{self._prefix}.{2 + (self._next - 1) % 252}"
 

@@ -37,5 +37,5 @@ def on_demand(name: str, zone: str, gpus: int = 8) -> NodeSpec:
 
 
 def usual_nodes() -> list[NodeSpec]:
-    """Return a spot node in each of three zones, and one on-demand node. kind.yaml has nearly the same."""
+    """Return three spot nodes, each in a zone of its own, and an on-demand node, nearly as in kind.yaml."""
     return [*(spot(f"spot-{zone}", f"zone-{zone}") for zone in "abc"), on_demand("on-demand-a", "zone-a")]

@@ -25,7 +25,7 @@ RETRY_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The node's resources for a pod."""
+    """The addresses, variables and warm processes that a node gives a pod."""
 
     pod_ip: str
     host_ip: str
@@ -78,7 +78,7 @@ class PodRunner:
             self._volumes.remove()
 
     def update(self, pod: Json) -> None:
-        """Take the pod's newest version, and stop the pod if it is being deleted."""
+        """Accept the pod's newest version, and stop the pod if it is being deleted."""
         self.pod = pod
         self._volumes.pod = self._known()
         if "deletionTimestamp" in pod["metadata"]:
@@ -125,7 +125,7 @@ class PodRunner:
                 group.create_task(self._run_container(container, self._records[container["name"]]))
 
     async def _prepare(self) -> bool:
-        """Prepare the volumes; return False if the pod is stopped before they exist."""
+        """Prepare the volumes. Return False if the pod is stopped before they exist."""
         while not self._stopping.is_set():
             try:
                 await self._volumes.prepare()
@@ -137,7 +137,7 @@ class PodRunner:
         return False
 
     async def _run_container(self, container: Json, record: Record) -> None:
-        """Run a container to its end, once the objects that it needs exist. It is not restarted, whatever its policy;
+        """Run a container to its end, once the objects that it needs exist. It is never restarted, whatever its policy;
         a controller replaces a pod that has ended.
         """
         while not self._stopping.is_set():
@@ -164,7 +164,7 @@ class PodRunner:
         self._changed.set()
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, at most until the pod is stopped."""
+        """Sleep for `seconds`, or until the pod is stopped."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()

@@ -14,7 +14,7 @@ def now() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One container and its state as in a ContainerStatus. It is never restarted."""
+    """One container, and its state as in a ContainerStatus. It is never restarted."""
 
     name: str
     image: str
@@ -61,9 +61,9 @@ class Record:
 
 
 def _only(state: Json) -> Json:
-    """Return the state for a merge patch, which leaves unnamed fields alone.
+    """Return the state with null for the other states, since a merge patch leaves unnamed fields alone.
 
-    Servers differ in the effect of `$patch: replace` in such a place.
+    API servers differ in the effect of `$patch: replace` in this place.
     """
     return {**dict.fromkeys(("waiting", "running", "terminated")), **state}
 

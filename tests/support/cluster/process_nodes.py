@@ -16,7 +16,7 @@ from cluster.nodes import NodeSpec
 
 
 class ProcessNodes:
-    """The nodes of a cluster of processes. subnet: a number that no other test cluster of this machine has."""
+    """The nodes of a cluster of processes. subnet: no other test cluster of this machine may have it."""
 
     def __init__(self, api: Api, folder: Path, plane: ControlPlane, subnet: int) -> None:
         self.api, self.folder, self.subnet = api, folder, subnet

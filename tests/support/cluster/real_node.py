@@ -67,7 +67,7 @@ class RealNode:
         return self._addresses.group(self.number)
 
     def install(self, made: pki.Pki, server: str, images: Sequence[Path]) -> None:
-        """Write everything on the node's disk."""
+        """Write all files of the node's disk."""
         self.folder.mkdir(parents=True)
         pair = pki.client(made, f"node-{self.spec.name}", f"/O=system:nodes/CN=system:node:{self.spec.name}")
         user = {"client-certificate-data": pair.certificate.read_text(), "client-key-data": pair.key.read_text()}
@@ -108,7 +108,7 @@ class RealNode:
         await self._switch.plug_in(self.number, self._pid)
 
     async def _first_process(self, outer: children.Child) -> int:
-        """Wait for the process inside, which exists once the namespaces do."""
+        """Wait for the first process inside the node, which exists once the namespaces do, and return its number."""
         listed = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
         async with asyncio.timeout(START_SECONDS):
             while not (found := listed.read_text().split()):
@@ -133,7 +133,7 @@ class RealNode:
         shutil.rmtree(self.folder)
 
     async def filter(self, rules: str) -> None:
-        """Apply rules, a script for nft, in the node's network."""
+        """Apply an nft script in the node's network namespace."""
         variables = [f"{name}={value}" for name, value in self.programs.environment().items()]
         await run("env", *variables, "nsenter", f"--net=/proc/{self._pid}/ns/net", "nft", "-f", "-", given=rules)
 
@@ -167,7 +167,7 @@ def network_settings(pods: str) -> Json:
 
 
 def kubelet_settings(minor: int, group: str, folder: Path, authority: Path, addresses: Addresses) -> Json:
-    """Return the kubelet's settings. minor: of its version; fields that it does not know are left out."""
+    """Return the kubelet's settings. minor: of its version; settings that this version does not know are left out."""
     settings: Json = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",

@@ -1,4 +1,4 @@
-"""The nodes of a cluster that are real, with containerd and a kubelet each, and the cluster's network."""
+"""A cluster's real nodes, each with containerd and a kubelet, and the cluster's network."""
 
 import asyncio
 import contextlib

@@ -12,7 +12,7 @@ DOMAIN = "svc.cluster.local"
 
 
 def rules(services: Sequence[Json], endpoints: Sequence[Json]) -> str:
-    """Return a script for nft, the same on every node. Addresses without endpoints are refused."""
+    """Return an nft script, the same for every node. It refuses connections to Services without endpoints."""
     by_name = _by_name(endpoints)
     lines = [line for service in services for line in _service(service, by_name.get(_name(service), []))]
     body = "; ".join([*lines, ""])
@@ -31,7 +31,7 @@ def rules(services: Sequence[Json], endpoints: Sequence[Json]) -> str:
 
 
 def names(services: Sequence[Json], endpoints: Sequence[Json]) -> dict[str, list[str]]:
-    """Return the addresses of all names of Services."""
+    """Return the addresses of all Services by their DNS names."""
     by_name = _by_name(endpoints)
     found: dict[str, list[str]] = {}
     for service in services:

@@ -26,7 +26,7 @@ class Volumes:
     paths: dict[str, Path] = field(default_factory=dict)
 
     async def prepare(self) -> None:
-        """Make the folders of all volumes. Raises Unknown if an object does not exist yet; may be called again."""
+        """Make the folders of all volumes. May be called again. Raises Unknown if an object does not exist yet."""
         for volume in self.pod["spec"].get("volumes", []):
             self.paths[volume["name"]] = await self._path(volume)
 

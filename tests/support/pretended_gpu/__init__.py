@@ -39,9 +39,9 @@ SECONDS = 600.0
 
 
 def built() -> Path:
-    """Build the library and return its path. All checkouts share one for each state of its source and version of torch.
+    """Build the library and return its path. All checkouts share one build for each source and version of torch.
 
-    Raises CalledProcessError with the compiler's words.
+    Raises CalledProcessError with the compiler's errors.
     """
     torch, flags = _torch(), ["-shared", "-fPIC", "-std=c++20", "-O1"]
     includes = ["-isystem", str(torch / "include"), "-isystem", str(torch / "include/torch/csrc/api/include")]
@@ -62,7 +62,7 @@ def built() -> Path:
 
 
 def environment(library: Path, others: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a process with pretended GPUs, and of its children. others: variables that stay."""
+    """Return the environment of a process with pretended GPUs, and of its children. others: variables to keep."""
     here, path = SOURCE.parent, others.get("PYTHONPATH", "")
     there = os.pathsep.join(filter(None, (str(here / "start"), str(here.parent), path)))
     return {**others, "PYTHONPATH": there, "PRETENDED_GPU": str(library), "BAMBOO_DEVICE": ""}

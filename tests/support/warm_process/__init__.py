@@ -1,1 +1,1 @@
-"""The programs behind warm processes; see `warm_processes.py`."""
+"""Programs that run in or for warm processes; see `warm_processes.py`."""

@@ -1,4 +1,4 @@
-"""Every Python of a test reads this module first, and so replaces a process that would import torch by a warm one."""
+"""Startup code of every Python in a test: a process that would import torch hands its work to a warm process."""
 
 import os
 import sys
