@@ -116,8 +116,8 @@ class Fleet:
         return token
 
     async def _write(self, pod: Json, phase: str, state: Json, address: str) -> None:
-        """Write the pod's status. state: its container's. The API server drops an initial state that should replace
-        another.
+        """Write the pod's status. state: of its container. Only a later state may have `$patch: replace`, with which
+        the API server would drop a first state.
         """
         running = str(phase == "Running")
         container = {

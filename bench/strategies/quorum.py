@@ -1,7 +1,7 @@
 """A quorum at every step, of replicas that each hold the whole model (torchft).
 
-A replica is a whole pipeline. If one of its nodes is lost, the step in flight is not committed, and the others go on
-without it from the next one: they regroup, and the batch is smaller by its share. The rest of the replica waits for
+A replica is a whole pipeline. If it loses a node, the step in flight is not committed, and from the next step on the
+other replicas go on without it: they regroup, and the batch is smaller by its share. The rest of the replica waits for
 nodes, restarts, gets the state from a peer while the others train, and joins at a step. Without replicas the job goes
 back to its checkpoint.
 """

@@ -1,9 +1,9 @@
 """Pipeline templates (Oobleck, SOSP 2023): pipelines of different lengths, prepared for any number of nodes.
 
-All nodes are used if that is faster. After a loss the pipelines are instantiated anew from the templates for the
-remaining nodes, and layers that a pipeline lacks come from another one; the step in flight is repeated. At least f + 1
-pipelines are kept, so that f losses at once leave a copy of every layer; below that many nodes, or if a layer has no
-copy left, the job goes back to its checkpoint.
+The job uses all nodes if that is faster. After a loss it instantiates the pipelines anew from the templates for the
+remaining nodes. Layers that a pipeline lacks come from another pipeline; the step in flight is repeated. It keeps at
+least f + 1 pipelines, so that f losses at once leave a copy of every layer; below that many nodes, or if a layer has no
+copy left, it goes back to its checkpoint.
 """
 
 from dataclasses import dataclass

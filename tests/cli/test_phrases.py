@@ -1,4 +1,4 @@
-"""Sentences and lines about a job."""
+"""Sentences about a job for people, such as why it waits or what it would lose."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""The lines that a local run prints."""
+"""The terminal view of a local run as plain lines."""
 
 import re
 from dataclasses import replace

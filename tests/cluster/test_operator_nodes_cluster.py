@@ -92,8 +92,8 @@ def unplaced(pods: Json) -> list[str]:
 def test_the_scheduler_puts_no_more_pods_on_a_node_than_it_has_room_for(
     installed: Cluster, namespace: str, *, empty: bool
 ) -> None:
-    """Two nodes suffice for the pods. empty: a third node takes no pod, as after a taint; without it the limit holds by
-    minDomains.
+    """The pods need two nodes. empty: a third node takes no pod, as after a taint; otherwise minDomains keeps the
+    limit.
     """
     if not empty and installed.minor < OLDEST_SUPPORTED:
         pytest.skip("the scheduler is older than what Bamboo supports, and does not know minDomains")

@@ -1,4 +1,4 @@
-"""The operator's counts of its jobs."""
+"""The operator's counts of each job's steps, samples and cost."""
 
 from dataclasses import replace
 

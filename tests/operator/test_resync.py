@@ -33,9 +33,7 @@ class Things:
 
 
 def resynced(*things: Things, seconds: float, soon: float | None = None) -> tuple[str | None, str | None]:
-    """Run a resync for `seconds`; return its `waiting` and its problem. soon: the second at which `Resync.soon` is
-    called.
-    """
+    """Run a resync for `seconds`, and return its `waiting` and `problem()`. soon: when `Resync.soon` is called."""
 
     async def play() -> tuple[str | None, str | None]:
         resync = Resync([Watched("things", one.forgettable, one.list) for one in things])

@@ -1,6 +1,6 @@
 """docs/troubleshooting.md explains each reason in the code once, and no other.
 
-The code is read, not run: a reason is a text in a call that takes one.
+The tests read the code without running it: a reason is a string that a call passes as its reason.
 """
 
 import ast

@@ -145,8 +145,8 @@ class User:
         self._later(disturbance, lambda: self.edit(self._mend))
 
     def _recreate(self, disturbance: Disturbance) -> None:
-        """Delete the job and create it again. The garbage collector deletes its pods afterwards, or, in the foreground,
-        before.
+        """Delete the job and create it again. In the foreground its pods are deleted first, else the garbage collector
+        deletes them later.
         """
         if disturbance.number % 2 or not self._there():
             self.delete()

@@ -81,7 +81,7 @@ class Arithmetic:
         return hash((state, 2, layer, step, microbatch, given))
 
     def weight(self, microbatch: int) -> float:
-        """Return the weight of a microbatch's loss; with even seeds losses are sums."""
+        """Return the weight of a microbatch's loss; with odd seeds losses are means, and all weights are 1."""
         return float(1 + microbatch % 3) if self.seed % 2 == 0 else 1.0
 
     @property

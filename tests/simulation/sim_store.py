@@ -1,7 +1,7 @@
 """A simulated store of checkpoints that may be slow, refuse or damage files.
 
-A part is durable some time after it was given, if its worker still lives then. Commits are checked against the oracle,
-and reads return what was written, unless it was damaged.
+A part becomes durable some time after its worker has given it, if the worker still lives then. Commits are checked
+against the oracle, and reads return what was written, unless it was damaged.
 """
 
 import random

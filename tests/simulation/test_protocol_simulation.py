@@ -172,7 +172,7 @@ def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: in
 
 @pytest.mark.parametrize("seed", each(1, 12))
 def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> None:
-    """Such a worker stays inside an instruction for longer than the job lasts."""
+    """A worker that sends heartbeats, but stays inside an instruction for longer than the job lasts, is replaced."""
     stages = 2 + seed % 3
     a = Arithmetic(
         seed=seed, stages=stages, pipelines=1 + seed % 2, microbatches=4, groups=2, steps=20, sizes=(2,) * stages

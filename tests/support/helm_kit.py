@@ -48,7 +48,7 @@ RUN_SECONDS = 120
 
 
 class Missing(Exception):
-    """Error because Helm is not available on this machine. The message is one sentence."""
+    """Raised if Helm is not available on this machine. The message is one sentence."""
 
 
 class HelmError(Exception):

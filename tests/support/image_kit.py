@@ -29,7 +29,7 @@ TARGETS = {"operator": ("core", "client", "operator"), "trainer": ("core", "clie
 
 
 class Unavailable(Exception):
-    """Error because this machine cannot build images. The message is one sentence."""
+    """Raised if this machine cannot build images. The message is one sentence."""
 
 
 def require() -> None:

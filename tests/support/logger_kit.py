@@ -1,4 +1,4 @@
-"""Loggers of a job, and a history that they follow."""
+"""Loggers that record their calls, and a history that they follow."""
 
 import threading
 from collections.abc import Sequence

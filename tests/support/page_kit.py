@@ -1,4 +1,4 @@
-"""A job as its page shows it."""
+"""Jobs' documents as a browser receives them, and statuses for them."""
 
 from typing import Any
 

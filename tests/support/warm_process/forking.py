@@ -1,9 +1,9 @@
 """The process from which warm ones are forked, with the imports of workers, their launchers and the operator.
 
-A script, run with a listening socket as standard input; `warm_stand_in.py` and `cluster/preloaded.py` connect to it. A
-connection is one process: the starter sends a JSON document behind its length, with the three standard files, then a
-byte for each signal. It receives the process's number, and at its end its exit code, negative for a signal. The process
-ends with its connection.
+Tests run this script with a listening socket as standard input; `warm_stand_in.py` and `cluster/preloaded.py` connect
+to it. A connection is one process: the starter sends a JSON document behind its length, with the three standard files,
+then a byte for each signal. It receives the process's number, and at its end its exit code, negative for a signal. The
+process ends with its connection.
 """
 
 import contextlib
