@@ -1,4 +1,4 @@
-"""Workers are replaced one after the other when the job's `worker` section changes, or the operator."""
+"""Replacement of workers one after the other, when the job's `worker` section or the operator's release changes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -81,7 +81,7 @@ async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
 async def test_an_outdated_worker_that_begins_to_train_within_a_reconciliation_keeps_its_pod(
     begin: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow API server may take seconds between the look at the workers and the deletion of a late one."""
+    """With a slow API server, a worker may begin to train in the seconds before the operator deletes its pod."""
     place = Place()
     running = begin(place, worker=FIRST, training=LONG, standby={"workers": 0})
     await running.reconciles()

@@ -120,7 +120,7 @@ class Queued(OperatorSimulation):
             self.queue.judge()
 
     async def course(self) -> None:
-        """Run the scenario of a test."""
+        """Run the disturbances and checks of one test; each test has a subclass with its own."""
         raise NotImplementedError
 
     async def restart(self, seconds: float = 3.0) -> None:

@@ -142,7 +142,7 @@ def labelled(api: Client, selector: str) -> list[str]:
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
-    """Return the values as Helm merges them: maps deeply, otherwise the second value."""
+    """Return the values as Helm merges them: maps key by key, other values by taking the second one."""
     result = dict(one)
     for key, value in other.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)

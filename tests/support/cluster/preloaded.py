@@ -35,8 +35,8 @@ class Preloaded:
         mounts: Sequence[children.Mount],
         scratch: Path,
     ) -> children.Child:
-        """Start a container by a fork. children.start starts other commands, and all of them without root, who alone
-        may enter another process's mounts.
+        """Start a container by a fork. Other commands, and all of them unless this process is root, go to
+        children.start: only root may enter another process's mounts.
         """
         if list(argv[:3]) not in PRELOADED or os.getuid() != 0:
             return await children.start(argv, log, env=env, folder=folder, mounts=mounts, scratch=scratch)
