@@ -1,6 +1,6 @@
 """The coordinator: Hypothesis for the invariants, tables for single decisions."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bamboo_core.control import protocol
@@ -20,6 +20,7 @@ actions = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 3), st.booleans(), st.integers(0, 3), actions)
+@example(1, 1, True, 0, [("settle", 0)] * 5)  # layers and a step are measured in the same event
 def test_invariants_hold_whatever_happens(
     stages: int, pipelines: int, chosen: bool, standby: int, what: list[tuple[str, int]]
 ) -> None:

@@ -149,7 +149,7 @@ def _learn(turn: Turn) -> None:
     turn.put(known)
     rates = choosing.rates_of(turn.state)
     seconds = choosing.measured(turn.state)
-    if rates is not None and seconds is not None and choosing.is_measured(state):
+    if rates is not None and seconds is not None and choosing.is_measured(turn.state):
         before = known.measured.get(grid_of(plan))
         if before is None or abs(seconds / before.seconds - 1) > ALIKE or state.step - before.step >= AGAIN_STEPS:
             found = StepTime(seconds=seconds, work=rates.work, step=state.step, at=turn.now)
