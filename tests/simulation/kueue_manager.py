@@ -123,7 +123,7 @@ class Manager:
     order: Callable[[Mapping[str, Any]], Order] = queue_order
     stopped: bool = False
     outsiders: dict[str, Outsider] = field(default_factory=dict)
-    admitted_at: dict[str, int] = field(default_factory=dict)  # by UID: the so manieth admission
+    admitted_at: dict[str, int] = field(default_factory=dict)  # by UID: the ordinal number of its admission
     log: list[str] = field(default_factory=list)
 
     def used(self, pods: Iterable[Mapping[str, Any]]) -> int:

@@ -25,10 +25,11 @@ from bamboo_trainer.worker.loggers import loggers_of
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """Load and try a manifest's task without training; return its sizes as JSON values, or {"problem": one sentence}.
 
-    initial: sentences about task.initialFrom. layers, parameters: numbers. stages: first and last layer of each, and
-    its parameters; the largest possible number of stages, if the coordinator chooses it (`chosen`). devices: per
-    worker. calm, taken_over: the stage whose worker needs most memory, and bytes by kind, for one device; taken_over:
-    while it also runs the stages of `neighbours` lost neighbours. Raises ValueError for an invalid manifest.
+    initial: sentences about task.initialFrom. layers, parameters: how many there are. stages: the first layer, the last
+    layer and the number of parameters of each stage; if the coordinator chooses the number of stages (`chosen`), of the
+    largest possible number. devices: the number per worker. calm: the stage whose worker needs the most memory while no
+    worker is lost, and its bytes by kind on one device. taken_over: the same while that worker also runs the stages of
+    `neighbours` lost neighbours. Raises ValueError for an invalid manifest.
     """
     spec = parse_manifest(manifest)
     return result_or_problem(lambda: _check(spec))

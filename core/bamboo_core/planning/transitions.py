@@ -200,8 +200,8 @@ def switch_mode(view: PlanningView) -> Plan | None:
 
 
 def _trim(view: PlanningView, lacks: _Lacks) -> Plan | None:
-    """Return the plan that drops unwanted replicas, and puts the right shadow first, of cells whose wanted replicas are
-    in sync; None if there are none.
+    """Return a plan in which each cell whose wanted replicas are all in sync keeps only these, in the wanted order (the
+    shadow first). Return None if there is no such cell.
     """
     ripe = {cell: kept for cell, kept in lacks.order.items() if all((cell, w) in view.synced for w in kept)}
     if not ripe:

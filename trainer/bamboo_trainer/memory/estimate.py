@@ -1,6 +1,7 @@
-"""Estimates of a job's memory, counted from its layers without data, before anything runs.
+"""Estimates of a job's memory before training.
 
-Layers run forward without data (see `inspection`), and the tensors that autograd would keep are added up.
+Each layer's forward runs on tensors without data (see `inspection`), and the sizes of the tensors that autograd would
+keep are added up.
 """
 
 from collections.abc import Callable, Sequence

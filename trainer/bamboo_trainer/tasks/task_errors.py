@@ -1,4 +1,4 @@
-"""Errors of the user's code: whose code, where it raised them, and their text in one line."""
+"""Errors raised while a task runs: whether the user's code raised one, at which line, and its text in one line."""
 
 import errno
 import sysconfig

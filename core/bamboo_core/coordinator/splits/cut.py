@@ -100,7 +100,7 @@ def withdraw(turn: Turn) -> None:
 
 
 def _somebody_leaves(state: CoordinatorState) -> bool:
-    """Return whether a worker under notice still holds a stage, and does not only wait until its log is not needed."""
+    """Return whether a worker under notice still holds a stage and has not been asked to leave."""
     parts = state.current_plan.holders()
     return any(not state.workers[w].released and w in parts for w in state.noticed)
 
