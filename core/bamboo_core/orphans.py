@@ -18,15 +18,15 @@ GRACE_SECONDS: Final = 1.0  # for orphans from SIGTERM to SIGKILL; trackers of s
 
 
 def adopt(*, adopts: bool = True) -> None:
-    """Make this process the parent of orphaned descendants (child subreaper), or with `adopts` False no longer. Forked
-    children do not inherit it.
+    """Make this process the parent of orphaned descendants (child subreaper); with `adopts` False, stop that. Forked
+    children do not inherit the setting.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)
 
 
 def end_with(parent: int, number: int = signal.SIGKILL) -> None:
-    """In a child, just forked, have the kernel send it a signal as soon as the thread that forked it ends. Exits at
-    once if the parent has already ended. parent: the parent's process id.
+    """Have the kernel signal this newly forked process as soon as the thread that forked it ends. Exits at once if the
+    parent has already ended. parent: the parent's process id.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:

@@ -133,9 +133,9 @@ def removable(
 ) -> tuple[CheckpointId, ...]:
     """Return the attempts to remove, oldest first.
 
-    keep: the number of complete checkpoints that stay, at least the newest one, the one written last and the one with
-    the best score. digest: only checkpoints of this training are counted and removed; None: all are. now: seconds since
-    1970. dead_after: seconds after its last write when an unfinished attempt counts as dead; it does so earlier if a
+    keep: how many of the newest complete checkpoints stay, at least one; the one written last and the one with the best
+    score stay, too. digest: only checkpoints of this training are counted and removed; None: all are. now: seconds
+    since 1970. dead_after: an unfinished attempt counts as dead this many seconds after its last write, or earlier if a
     checkpoint of its step or a later one was written since.
     """
     everything = sorted(listed, key=newest_first)

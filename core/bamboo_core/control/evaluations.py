@@ -18,7 +18,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The early end of a job, by its evaluations or a decision of the task. The newest evaluated state is its last."""
+    """The early end of a job, by its evaluations or a decision of the task. Its newest evaluated state becomes the
+    last.
+    """
 
     best: Count | None = None  # optimizer steps of the best state; None if no evaluation has a score
     without: Count = 0  # evaluations since the best state

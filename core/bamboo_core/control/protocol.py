@@ -69,8 +69,8 @@ class StateSums(Message, frozen=True):
 
 
 class SpotCheckDiffers(Message, frozen=True):
-    """A worker's report that it recomputed a cell's microbatch and got other bits than the cell's owner. step: the
-    number of steps committed before. message: what differs, and the result of a repetition.
+    """A worker's report that it recomputed a cell's microbatch and got other bits than the cell's owner. step: number
+    of steps committed before the check. message: what differs, and the result of a repetition.
     """
 
     cell: Cell
@@ -181,9 +181,7 @@ class CheckpointFound(Message, frozen=True):
 
 
 class CheckpointBegun(Message, frozen=True):
-    """The answer of the root's owner, when asked again, that a commit has already begun this checkpoint for the
-    request.
-    """
+    """The root owner's answer to a request that it already fulfilled: a commit has begun this checkpoint."""
 
     number: Count
     checkpoint: CheckpointId
@@ -213,8 +211,8 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class StateHeld(Message, frozen=True):
-    """A worker's report on the layers that it keeps in host memory, in the state of a cut: the last one with this
-    split.
+    """A worker's report on the layers of a cut's state that it keeps in host memory. That state is the last one with
+    the present split.
     """
 
     checkpoint: CheckpointId
@@ -222,8 +220,8 @@ class StateHeld(Message, frozen=True):
 
 
 class CopiesHeld(Message, frozen=True):
-    """A worker's report on the layers of a checkpoint, the newest or one in progress, of which it has copies in host
-    memory.
+    """A worker's report on the layers that it has copied to host memory for a checkpoint: the newest one, or one in
+    progress.
     """
 
     checkpoint: CheckpointId
@@ -278,8 +276,8 @@ class Evaluated(Message, frozen=True):
 
 
 class TakenOver(Message, frozen=True):
-    """The report of a cell's new owner that it has caught up. reform_ms: from the plan's arrival until it was in force.
-    recompute_ms: from then until the lost work was repeated.
+    """The report of a cell's new owner that it has caught up. reform_ms: time from the plan's arrival until it was in
+    force. recompute_ms: time from then until the lost work was repeated.
     """
 
     epoch: Count
@@ -300,7 +298,7 @@ class CellFinished(Message, frozen=True):
 
 
 class NoticeReceived(Message, frozen=True):
-    """A worker's report of a preemption notice (SIGTERM, the cloud's metadata): it will be taken away in `seconds`."""
+    """A worker's report of a preemption notice (SIGTERM, the cloud's metadata): the worker has `seconds` left."""
 
     seconds: float
 
@@ -313,8 +311,9 @@ class HistoryKept(Message, frozen=True):
 
 
 class WorkerWarning(Message, frozen=True):
-    """A problem that does not stop training. Two reasons are no problems: LOGGERS_AWAITED (the job has ended, and the
-    worker ends once its loggers are done) and INITIAL_WEIGHTS (which weights task.initialFrom has loaded).
+    """A message for the user about a problem that does not stop training, or a mere notice. Notices have the reason
+    LOGGERS_AWAITED (the job has ended, and the worker ends once its loggers are done) or INITIAL_WEIGHTS (which weights
+    task.initialFrom has loaded).
     """
 
     reason: Short
@@ -409,9 +408,7 @@ class TakeCheckpoint(Message, frozen=True):
 
 
 class KeepLastState(Message, frozen=True):
-    """The coordinator's request to workers that have finished stages to keep the state after the last step as that
-    checkpoint.
-    """
+    """The coordinator's request to workers that have finished stages to keep the job's last state as `checkpoint`."""
 
     checkpoint: CheckpointId
     writers: tuple[tuple[WorkerId, ...], ...]  # by stage, the workers that share its layers and write them to the store
@@ -435,9 +432,7 @@ class CommitCheckpoint(Message, frozen=True):
 
 
 class DropCopies(Message, frozen=True):
-    """A request to drop the host-memory copies of these checkpoints, because there is a newer one or they were
-    abandoned.
-    """
+    """A request to drop the host-memory copies of these checkpoints, which were abandoned or have a successor."""
 
     checkpoints: tuple[CheckpointId, ...]
 
@@ -496,7 +491,7 @@ ToWorker = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker's channel opened and sent Hello (for the first time, or after a reconnection)."""
+    """The event that a worker's channel has opened and brought its Hello, at first or after a reconnection."""
 
     hello: Hello
 

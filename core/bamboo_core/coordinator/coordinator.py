@@ -57,8 +57,8 @@ def initial(
 ) -> CoordinatorState:
     """Return a new coordinator's state, before its first event.
 
-    now, heartbeat_timeout: seconds. resumed: workers of an earlier coordinator may reconnect. earlier: their progress.
-    secret, history, last_state: see `JobTerms`.
+    now, heartbeat_timeout: seconds. resumed: workers of an earlier coordinator may reconnect. earlier: the job's
+    progress under that coordinator. secret, history, last_state: see `JobTerms`.
     """
     return CoordinatorState(
         terms=JobTerms(

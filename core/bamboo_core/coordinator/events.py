@@ -232,8 +232,8 @@ class RestoreProblem(StrEnum):
 class CheckpointCounts:
     """Counts and durations of a job's checkpoints and restores.
 
-    durations: seconds from the commit of a checkpoint's step until its manifest was written, of saved checkpoints.
-    stalls: seconds for which training waited for a checkpoint, of the worker that waited longest. bytes: size of all
+    durations: for each saved checkpoint, the seconds from the commit of its step until its manifest was written.
+    stalls: for each, the seconds for which training waited, on the worker that waited longest. bytes: size of all
     durable parts, whether or not their checkpoint was completed. repeated: committed steps that the job had to run
     again after it went back; repeated_seconds: the time that these steps usually take.
     """

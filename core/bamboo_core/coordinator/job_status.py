@@ -147,9 +147,9 @@ class _Cells:
 
 
 def _crowded(state: CoordinatorState) -> tuple[tuple[str, int], ...]:
-    """Return the nodes with more workers than `spread.workersPerNode`, and how many; none if that is one.
+    """Return the nodes with more workers than `spread.workersPerNode`, each with its number of workers.
 
-    With one worker per node, the spread is only a wish and protection counts workers.
+    Empty if workersPerNode is 1: then the spread is only a wish, and protection counts workers.
     """
     room = state.spec.spread.workers_per_node
     workers = Counter(record.peer.node for record in state.workers.values() if record.peer.node)
@@ -200,11 +200,11 @@ def _digests(state: CoordinatorState) -> tuple[str, ...]:
 class WantedWorkers:
     """The workers that a job's coordinator wants.
 
-    number: how many, including standby. fewest: the number for the smallest grid that has room, as far as known.
+    number: wanted workers, including standbys. fewest: workers of the smallest grid that has room, as far as known.
     chosen: the coordinator has chosen the number by the workers' prices. requested: how many requested workers have not
-    joined. surplus: how many of these are not wanted any more. gone: workers declared lost or refused, for good.
-    stopped: these, and workers that were asked to leave. misfit: the newest worker that does not fit the other workers,
-    and why. begun: there is a plan. recovering: workers are about to reconnect to a restarted coordinator.
+    joined. surplus: how many of these are no longer wanted. gone: workers declared lost or refused, for good. stopped:
+    workers that are gone or were asked to leave. misfit: the newest worker that does not fit the other workers, and
+    why. begun: there is a plan. recovering: workers are about to reconnect to a restarted coordinator.
     """
 
     spec: JobSpec

@@ -95,8 +95,8 @@ def _judged(state: CoordinatorState, all_speeds: Speeds, now: float) -> dict[Wor
 
 
 def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
-    """Return whether a worker is a straggler: slow by a factor, and a delay of each step. known: the worker counts as a
-    straggler already, so lower limits apply.
+    """Return whether a worker is a straggler: slower than usual by a factor, and by enough to delay steps. known: the
+    worker already counts as a straggler, so lower limits apply.
     """
     assert state.usual_step is not None
     if seen.compared:
@@ -198,8 +198,7 @@ def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
 def _held_up_by(state: CoordinatorState, slow: Straggler) -> float:
     """Return the seconds by which a step would be shorter with a worker of usual speed in the straggler's place.
 
-    Nothing is gained if other stages take as long, since the layers were split by speed. 0 until all stages are
-    measured.
+    The result is 0 until all stages are measured, and if other stages take as long, as after a split by speed.
     """
     plan, times = state.current_plan, owned_times(state)
     if len(times) < len(plan.cells()):

@@ -67,7 +67,7 @@ def _budget(spec: JobSpec) -> str:
 
 
 def _nodes(spec: JobSpec) -> str:
-    """Warn about nodes with several workers whose loss takes the whole job, or neighbours in a pipeline."""
+    """Warn if losing one node with several workers would take the whole job, or neighbours in a pipeline."""
     room, workers = spec.spread.workers_per_node, wanted_workers(spec)
     nodes = spec.spread.nodes(workers)
     if room == 1 or workers == 1 or spec.redundancy.mode is RedundancyMode.NONE:
@@ -127,7 +127,7 @@ def _replicas(spec: JobSpec) -> str:
 
 
 def _one_pipeline(spec: JobSpec) -> str:
-    """Warn about losses that one pipeline does not survive; with several, each stage survives in the others."""
+    """Warn about losses that a single pipeline does not survive; with several, each stage survives in the others."""
     topology = spec.topology
     if topology.pipelines > 1:
         return ""

@@ -116,8 +116,8 @@ PLACEMENTS: dict[tuple[Preset, Capacity], NodePlacement] = {
 
 
 def placement(job: JobSpec, pool: NodePool | None) -> NodePlacement:
-    """Return the constraints for a worker of that pool. Nodes with a special device are often tainted for it, which the
-    worker tolerates.
+    """Return the constraints for a worker of that pool. Nodes with a special device often have a taint for it; a worker
+    that requests the device tolerates the taint.
     """
     chosen = PLACEMENTS.get((pool.preset, pool.capacity), NodePlacement()) if pool else NodePlacement()
     devices = sorted(name for name in worker_resources(job, pool) if "/" in name)

@@ -33,8 +33,8 @@ def _operator(name: str, help: str, *labels: str, buckets: Buckets = ()) -> Metr
 
 
 def _worker(name: str, help: str, *labels: str, buckets: Buckets = ()) -> Metric:
-    """Return the declaration of a worker's metric. The scraper adds namespace, job and pod: a worker runs its user's
-    code and could claim others.
+    """Return the declaration of a worker's metric. The scraper adds namespace, job and pod, because a worker runs its
+    user's code, which could name another job.
     """
     return Metric(name=f"bamboo_worker_{name}", help=help, labels=labels, buckets=buckets)
 

@@ -53,7 +53,7 @@ def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -
 
 
 def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
-    """Add the number of current stragglers, and each one's seconds for a microbatch beside the usual ones."""
+    """Add the number of current stragglers, and for each one its own and the usual seconds for a microbatch."""
     stragglers = status.slow if status else ()
     page.add(table.JOB_STRAGGLERS, len(stragglers), *job)
     for one in stragglers:

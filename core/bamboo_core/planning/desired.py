@@ -221,9 +221,9 @@ def _fittest(view: PlanningView, spare: list[WorkerId], cell: Cell, owners: Mapp
 
 
 def _beside(view: PlanningView, cell: Cell, owners: Mapping[Cell, WorkerId]) -> set[str]:
-    """Return the failure domains that a cell's owner should avoid: the domains of the owners of nearby stages, as far
-    as replicas reach, or without replicas of the stage's owners in other pipelines. owners: owners of cells, which take
-    precedence over the plan's.
+    """Return the failure domains that a cell's owner should avoid: those of the owners of nearby stages, as far as
+    replicas reach; or, with several pipelines and no replicas, those of the stage's owners in other pipelines. owners:
+    owners of cells, which take precedence over the plan's.
     """
     plan, depth = view.plan, len(view.plan.stages)
     reach = min(max(1, view.redundancy.kept), depth - 1)

@@ -49,8 +49,8 @@ def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> Row:
 
 
 def _farthest(left: Mapping[str, int], before: Sequence[str]) -> str:
-    """Return the zone or failure domain of the next worker: one that is not in `before`, else the one whose last place
-    in it is farthest back; ties go to the one with the most workers left. left: the number of workers left in each.
+    """Return the zone or failure domain of the next worker: one that is absent from `before`, else the one whose last
+    occurrence there is earliest; ties go to the one with the most workers left. left: workers left in each.
     """
     near = {place: at for at, place in enumerate(before, 1)}
     return min(left, key=lambda place: (near.get(place, 0), -left[place]))
@@ -158,8 +158,8 @@ def _apart(peers: Row, size: int) -> Row:
 def _arranged(
     order: Sequence[Peer], peers: Sequence[Peer], depth: int, pipelines: int, replicas: int
 ) -> tuple[Crowding, tuple[Crowding, ...], list[list[WorkerId]]]:
-    """Return the rows cut from a ring, after two keys to compare rings by: the summed crowding of stages' holders on
-    nodes, and each row's crowding.
+    """Return two keys to compare rings by, and the rows cut from the ring. The keys are the summed crowding of stages'
+    holders on nodes, and each row's crowding.
     """
     made: list[Row] = []
     used = {p.worker for p in order}

@@ -1,5 +1,5 @@
 """Spot checks: which microbatch of which stage is recomputed, when, and by which worker. Pure. See
-docs/design/determinism.md. The steps have no common divisor, so a fault of every tenth call is found, too.
+docs/design/determinism.md. Intervals are primes, so that checks also find a fault of every tenth call.
 """
 
 from collections.abc import Collection

@@ -118,8 +118,9 @@ QUIET_SECONDS = 60.0  # between two warnings of the same kind
 class ConnectionBounds:
     """The limits of a listener.
 
-    unauthenticated, known: connections from unauthenticated and from authenticated callers. request: seconds for the
-    TLS handshake and a request's headers, together. idle: seconds for reading a response, and until the next request.
+    unauthenticated, known: the most connections of unauthenticated and of authenticated callers. request: seconds for
+    the TLS handshake and a request's headers, together. idle: seconds for reading a response, and until the next
+    request.
     """
 
     unauthenticated: int

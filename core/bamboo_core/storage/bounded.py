@@ -91,7 +91,7 @@ class StoreLimits:
     pause: float = 0.5  # seconds before the second try, doubled before each further one
 
     def of(self, moved: int) -> float:
-        """Return the seconds for a call that moves `moved` bytes."""
+        """Return the time limit in seconds of a call that moves `moved` bytes."""
         return self.seconds + moved / self.slowest
 
 

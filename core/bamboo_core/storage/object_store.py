@@ -73,7 +73,7 @@ class ObjectFiles:
         self._check(path, size)
 
     def create(self, path: str, data: bytes) -> None:
-        """Create with a conditional request; for stores without these, check for the file first."""
+        """Create a file with a conditional request, or in stores without such requests if a check finds no file."""
         where = self._path(path)
         if self._exists(path):
             raise FileExistsError(where)

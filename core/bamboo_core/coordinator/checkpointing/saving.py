@@ -154,7 +154,7 @@ def _keep_the_endangered(turn: Turn) -> None:
 
 
 def _came_too_late(turn: Turn) -> bool:
-    """Return whether the last step was committed without the checkpoint, long enough ago to ask the root twice."""
+    """Return whether the last step is committed and the root has since had time to answer two requests."""
     state = turn.state
     over = state.step >= state.spec.training.steps
     return over and turn.now - state.progress.last_at > 2 * AGAIN_SECONDS

@@ -95,7 +95,7 @@ def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
     """Return the number of replicas of each stage: as requested, or as many as fit in memory.
 
     Until a restarted coordinator knows the size of the layers, a job without replicas stays without. A job that has
-    some and may not do without keeps them.
+    replicas and may not do without them keeps them.
     """
     asked = state.spec.redundancy.kept
     if not asked or not (state.spec.elastic or state.spec.redundancy.mode is RedundancyMode.AUTO):
@@ -259,8 +259,8 @@ def _seconds_now(one: StepTime, rates: GridRates) -> float:
 def now_expected(state: CoordinatorState, rates: GridRates) -> float:
     """Return the expected seconds of a step under the plan in force, including workers that run several stages.
 
-    Portions, which speed up a doubled stage, are left out: such a worker holds the states of two stages, and a complete
-    grid is worth more than its step time alone.
+    Portions, which speed up a doubled stage, are left out: a worker of two stages holds the states of both, and a
+    complete grid is worth more than its step time alone.
     """
     plan = state.current_plan
     if not is_short(state) and (seconds := known_steps(state, rates).get(grid_of(plan))):

@@ -75,7 +75,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
 
 
 def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
-    """Return the grid whose pipelines the workers fill, while layers are unmeasured; None if it runs or none fits."""
+    """Return the grid whose pipelines the workers fill, while layers are unmeasured; None if in use or if none fits."""
     grid = grid_of(state.current_plan)
     found = _guess(state, rates, holding.counted(state, state.staying))
     if found is None or found.pipelines == grid.pipelines:

@@ -119,7 +119,7 @@ def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
 
 
 def to_have(state: CoordinatorState) -> int:
-    """Return the number of workers that the job should have: with standbys, and one more to replace a straggler."""
+    """Return the number of workers that the job should have, with standbys and any extra one to replace a straggler."""
     wanted, target = wanted_workers(state.spec), state.holding.target
     if gives_back(state.spec) and target is not None:
         wanted = min(wanted, target + state.spec.standby.workers)
@@ -190,7 +190,7 @@ class Worth:
         return AS_FAST * self.speed(self.most)
 
     def suffices(self, held: int) -> bool:
-        """Return whether `held` workers are fast enough to stay with, within the error of the estimates."""
+        """Return whether `held` workers are fast enough for the job to keep them, within the error of the estimates."""
         return self.speed(held) >= TOO_SLOW * self.speed(self.most)
 
     def value(self, held: int) -> float:
@@ -201,7 +201,8 @@ class Worth:
 def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: float) -> int | None:
     """Return the number of workers, without standbys, with the best speed for its price; None if no grid fits.
 
-    Only numbers of workers nearly as fast as the most count. The held number stays until another one is clearly better.
+    Candidates train nearly as fast as the largest number would. The held number stays until another one is clearly
+    better.
     """
     most, held, top = worth.most, worth.held, worth.speed(worth.most)
     if not top:

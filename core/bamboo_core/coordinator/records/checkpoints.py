@@ -116,11 +116,11 @@ class CheckpointState(Record):
 class RestoringState(Record):
     """The checkpoint with which the job begins, and why it goes back to one (`restoring`).
 
-    looked: whether the coordinator knows that checkpoint (found; None: it begins without one). asked, asked_at: the
-    worker that reads the store now, and since when. question: the number of the newest question. pausing: wait before
-    the store is asked again. spoiled: no existing checkpoint is usable. problem: why the store gives no answer. reason,
-    message: why the job has to go back to a checkpoint; empty if it does not. back_since: since when it has to, without
-    a commit since then.
+    looked: whether the coordinator knows with which checkpoint the job begins. found: that checkpoint; None: the job
+    begins without one. asked, asked_at: the worker that reads the store now, and since when. question: the number of
+    the newest question. pausing: wait before the store is asked again. spoiled: no existing checkpoint is usable.
+    problem: why the store gives no answer. reason, message: why the job has to go back to a checkpoint; empty if it
+    does not. back_since: since when the job has had to go back without a commit; None if it does not.
     """
 
     looked: bool = False

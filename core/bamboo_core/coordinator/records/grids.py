@@ -69,15 +69,15 @@ class GridState(Record):
 
     resize: another grid that is worth a change, and since when. rates: computed from the layer times of that moment.
     network: the factor by which links seem faster than assumed. looks: layer times at several moments, the last one
-    after `looked` committed steps. costs: the median of these for each layer. running: the grid that runs, and
-    the origin of its states. tries: when the grid has changed since workers or layer times last changed.
+    after `looked` committed steps. costs: the median of these for each layer. running: the grid that runs, and the
+    origin of its states. tries: the times of changes of the grid since workers or layer times last changed.
 
     taken: seconds of the newest undisturbed steps on the running grid. run: the number of these steps. heard: the
-    number of committed steps at the last look. measured: step times of grids that have run. short: the newest step in
-    which a worker ran several stages, and since when. workers: how many stayed at the last look. changes: the times of
-    the newest changes of that number. gaps: when workers were lost that have no successor yet. refills: seconds until
-    the newest successors came. expected: the rate of the grid that the job should run. announced: the last choice, with
-    the expected rates. unmet: why no grid meets the request of an edit, or "".
+    number of committed steps at the last look. measured: step times of grids that have run. short: the newest step that
+    lacked a worker (`lacking`), and since when. workers: how many stayed at the last look. changes: the times of the
+    newest changes of that number. gaps: the times of losses of workers that have no successor yet. refills: seconds
+    until the newest successors came. expected: the rate of the grid that the job should run. announced: the last
+    choice, with the expected rates. unmet: why no grid meets the request of an edit, or "".
     """
 
     resize: tuple[Grid, float] | None = None

@@ -27,7 +27,7 @@ def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None
 
 
 def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, *, removed: bool) -> None:
-    """Record how a lost worker ended, and count a failure. The shell often reports it after other workers missed it."""
+    """Record how a lost worker ended, and count a failure. The shell may report the exit after others missed it."""
     state = turn.state
     if worker not in state.worker_ends.unexplained:
         return

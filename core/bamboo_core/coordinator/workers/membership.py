@@ -142,9 +142,9 @@ def declare_lost(
 def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
     """Declare a worker lost that has not joined this coordinator.
 
-    In a coordinator that recovers, the coordinator before it may have known the worker. A worker without an exit code
-    was taken away then. A worker that ended with 0 had left by order: it was given back, or the coordinator before
-    counted the preemption when it heard the notice.
+    If this coordinator recovers, an earlier one may have known the worker. Then a worker without an exit code was taken
+    away, and a worker that ended with 0 left by order: it was given back, or the earlier coordinator counted the
+    preemption when it heard the notice.
     """
     state = turn.state
     recovering = state.phase == "Recovering"
@@ -360,7 +360,7 @@ def _may_choose(state: CoordinatorState) -> bool:
 def surplus_requests(state: CoordinatorState) -> int:
     """Return how many requested workers are no longer wanted, after an edit or because another worker stays.
 
-    A shell drops as many of the workers that it could not start yet, and reports their number (RequestsWithdrawn).
+    A shell drops up to this number of workers that it could not start yet, and reports how many (RequestsWithdrawn).
     """
     return min(state.membership.requested, max(0, -_missing(state)))
 

@@ -42,7 +42,7 @@ def stage_of(part: int, devices: int) -> int:
 
 
 def device_of(part: int, devices: int) -> int:
-    """Return the index of the device that runs a device stage, among its worker's."""
+    """Return the device that runs a device stage, as an index into its worker's devices."""
     return part % devices
 
 

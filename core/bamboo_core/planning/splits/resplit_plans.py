@@ -1,7 +1,7 @@
 """Re-split: the plan that divides the layers anew over the live workers, for any number of stages.
 
-A re-split ends the states of all stages at one step (a cut) and begins others from the layers that the workers hold in
-memory; so any grid can follow any other, and nothing is repeated.
+A re-split ends the states of all stages at one step (a cut) and begins new states from the layers that the workers hold
+in memory; so any grid can follow any other, and nothing is repeated.
 
 All workers wait while layers move, above all for the worker that lacks most. So places go to workers that have most of
 the layers they need, and idle workers get copies of stages in advance, while training goes on.

@@ -208,8 +208,8 @@ def _connected(unknowns: int, ties: Sequence[Tie]) -> Iterator[list[int]]:
 
 
 def _potentials(unknowns: int, ties: Sequence[Tie]) -> list[float]:
-    """Solve for the unknowns by least squares, with conjugate gradients: exact after one round per unknown, but for
-    rounding.
+    """Solve for the unknowns by least squares, with conjugate gradients. Apart from rounding, the result is exact after
+    one round per unknown.
     """
     potentials, residue = [0.0] * unknowns, _divergence(unknowns, ties)
     direction, size = list(residue), sum(r * r for r in residue)

@@ -135,7 +135,7 @@ class _Cell:
         return {(isinstance(one, Forward), one.microbatch): at for at, one in whole}
 
     def finished(self, ends: Collection[int]) -> int:
-        """Return the microbatch up to which groups with these ends are summed."""
+        """Return the last of these ends of groups up to which all microbatches are summed; 0 if there is none."""
         left = (one.microbatch for one in self.program[self.done :] if one.microbatch >= self.left)
         summed = min(left, default=self.run[1])
         return max((end for end in ends if end <= summed), default=0)

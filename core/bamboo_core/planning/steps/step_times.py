@@ -173,8 +173,9 @@ class StepModel:
         )
 
     def _kept(self, before: Plan, plan: Plan, layout: Layout, cell: Cell) -> tuple[tuple[int, ...], float] | None:
-        """Return the microbatches that end the groups that a new owner skips (all but the last), numbered from 0 in
-        the pipeline, and the most seconds until it has their sums. None if no worker has them.
+        """Return the groups whose sums a new owner gets instead of computing them, and the most seconds until it has
+        the sums. None if no worker has them. Groups are given by the microbatches at their ends, numbered from 0 in the
+        pipeline; the last group is never among them.
         """
         owner, portions, own = plan.at(cell).owner, plan.at(cell).portions, layout.split[cell.pipeline]
         if before.at(cell).owner == owner:

@@ -30,9 +30,9 @@ from bamboo_core.planning.splits.speeds import Ranges
 class StageBytes:
     """The bytes of a stage on a device.
 
-    casts: copies of its parameters in the precision of products, except of checkpointed layers, which have theirs only
-    while they run. gradients: one sum. largest: the largest layer's part of the sum. in_flight: data kept for
-    microbatches in flight, normally and after a takeover.
+    casts: copies of its parameters in the precision of products, except of checkpointed layers, whose casts exist only
+    while they run. gradients: size of one gradient sum. largest: the largest layer's part of that sum. in_flight: data
+    kept for microbatches in flight, normally and after a takeover.
     """
 
     parameters: int
@@ -151,9 +151,7 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
     has_casts = training.precision is not Precision.FP32 and training.parameter_precision is ParameterPrecision.FP32
 
     def stage(s: int) -> StageBytes:
-        """Return a stage's bytes. A layer that keeps nothing has no lasting casts: it is checkpointed, or no
-        product.
-        """
+        """Return a stage's bytes. A layer without activations is checkpointed or has no product: no casts stay."""
         layers = figures.layers[slice(*ranges[s])]
         casts = sum(layer.parameters // 2 for layer in layers if layer.activations) if has_casts else 0
         inputs = figures.layers[ranges[s][0] - 1].boundary if s else 0
