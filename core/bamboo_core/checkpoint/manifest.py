@@ -4,8 +4,8 @@ The file is JSON, {"format": 1, "sha256": of the manifest's bytes, "manifest": {
 detected. No byte of it is trusted.
 
 A data record has cheap properties of a job's dataset. A worker compares the record in the checkpoint with its own, to
-notice another dataset. The seed and the batch sizes are in the digest of the job's numbers (`edits.numbers_digest`), as
-is the task's config, but not the content of files that it names.
+notice another dataset. The digest of the job's numbers (`edits.numbers_digest`) covers the seed, the batch sizes and
+the task's config, but not files that the config names.
 """
 
 import hashlib
@@ -126,7 +126,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def place(self) -> CheckpointId:
-        """The attempt that this manifest completes, which names the folder."""
+        """The attempt that this manifest completes; its folder bears the attempt's name."""
         return CheckpointId(self.step, self.attempt)
 
     @property

@@ -1,9 +1,9 @@
 """The completion of a job that has done all its steps.
 
-A complete job has its last state in a store: the store of its checkpoints, or one for the last state alone. Usually
-the root marks the commit of the last step, as for any other checkpoint. It cannot if the checkpoint before is still
-being written two steps before the end, or if the request reaches it too late; and a marked checkpoint may be abandoned.
-Then the coordinator asks the workers that finished the stages: they keep the states until it releases them.
+A complete job has its last state in a store: the store of its checkpoints, or one for the last state alone. Usually the
+root marks the commit of the last step, as for any other checkpoint. It cannot if the checkpoint before is still being
+written two steps before the end, or if the request reaches it too late; and a marked checkpoint may be abandoned. In
+both cases the coordinator asks the workers that finished the stages, which keep the states until it releases them.
 """
 
 from hashlib import sha256

@@ -145,7 +145,8 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
 def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
     """Return how soon a worker under notice must be relieved.
 
-    A move at a step boundary waits up to a step. Filling a spare worker may take half of the notice's time.
+    NOW: the worker may be gone before the next step boundary. SOON: there may be no time to fill a spare worker, which
+    may take half of the notice's time.
     """
     left, step = notice.until - now, state.usual_step or 0.0
     if left < 1.5 * step:

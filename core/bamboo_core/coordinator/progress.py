@@ -34,9 +34,9 @@ class Progress(Record):
     time since then. generation: the newest layout that a step was committed with; -1: none yet.
 
     losses, evaluations: of the newest steps and states. skips: the newest steps that left the model as it was, in
-    order; skipped_steps: all since the coordinator counts, a step that is repeated only once. lost_by_step: the
-    microbatches of steps that lack some; lost_microbatches: all, counted in the same way. gradient_norm, learning_rate,
-    metrics: of the newest step. step_seconds: of the newest steps, oldest first.
+    order; skipped_steps: the number of such steps since the coordinator counts, without repeated steps. lost_by_step:
+    the number of missing microbatches, by step; lost_microbatches: their sum, counted in the same way. gradient_norm,
+    learning_rate, metrics: of the newest step. step_seconds: of the newest steps, oldest first.
 
     last_at: when the last report on a step or an evaluation came, in seconds. hinted: the value of last_at, or of the
     phase's beginning, for which NoProgress was reported.

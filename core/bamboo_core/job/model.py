@@ -50,14 +50,14 @@ class ObjectList:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """The mark of a field that is a list of objects. It has the list's maximum length."""
+    """The mark of a field that is a list of objects, with the list's maximum length."""
 
     most: int
 
 
 @dataclass(frozen=True, slots=True)
 class ApiField:
-    """A field of a type of the API. name: in a manifest. default: makes a new one for each object; None: no default."""
+    """A field of a type of the API. name: in manifests. default: makes a value for each object; None: no default."""
 
     attribute: str
     name: str

@@ -154,8 +154,7 @@ def _given_out(
     load: Counter[WorkerId],
     kept: int,
 ) -> tuple[Portion, ...]:
-    """Return a cell's portions: `before`, with the portions of workers that no longer run the stage given to the
-    runners.
+    """Return a cell's next portions: as `before`, but portions of workers that no longer run the stage go to `runners`.
 
     load: the number of groups that each worker runs; it is updated. kept: how many of the first groups' sums the owner
     is expected to have, so that it need not run them.

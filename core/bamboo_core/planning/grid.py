@@ -233,7 +233,7 @@ class Roles:
 
 
 def worker_roles(spec: JobSpec, stages: int, *, taken_over: bool) -> list[Roles]:
-    """Return the roles that workers may have: in normal operation, or with `taken_over` after losses.
+    """Return the roles that workers may have in normal operation or, with `taken_over`, after losses.
 
     After losses a worker also runs the next stages of its pipeline, as many as each stage has replicas. With several
     pipelines it may instead run its own stage's microbatches for another pipeline, too.

@@ -2,8 +2,8 @@
 
 The tensors that two adjacent stages have sent to each other are lost if both owners are lost. So one new owner must not
 have to repeat a step that the other has already left behind. A worker applies the steps of all its replicas together,
-so one heir of both stages has them at the same version. If a plan does not ensure that one worker can inherit all, no
-step is committed before all replicas can reach the version after it (`heirs_may_differ`).
+so one heir of both stages has them at the same version. If losses may leave adjacent stages without a common heir
+(`heirs_may_differ`), no step is committed before all replicas can reach the version after it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set

@@ -6,7 +6,7 @@ from bamboo_core.planning.plan import Plan, WorkerId
 
 
 def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]) -> list[int]:
-    """Return the layers of a stage that a worker writes; the writers take turns. layers: half-open range."""
+    """Return the layers that a worker writes: a stage's layers go to its writers in turn. layers: half-open range."""
     first, end = layers
     return [layer for layer in range(first, end) if writers and writers[(layer - first) % len(writers)] == worker]
 

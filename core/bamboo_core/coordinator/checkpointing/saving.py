@@ -313,8 +313,8 @@ def never_restore(turn: Turn, newest_good: int) -> None:
 def committed(turn: Turn, message: protocol.StepCommitted) -> None:
     """Record the checkpoint that a commit carried, if any.
 
-    If a new root has committed the same step without it, all workers that knew of the checkpoint are gone and nobody
-    else will write it, so the coordinator abandons it.
+    If a new root has committed the same step without the checkpoint in progress, all workers that knew of it are gone
+    and none will write it, so the coordinator abandons it.
     """
     c = turn.state.checkpoints
     if message.checkpoint is not None:

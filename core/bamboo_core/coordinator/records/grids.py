@@ -139,7 +139,7 @@ class GridState(Record):
         return replace(self, taken=taken, run=run, heard=step)
 
     def noted(self, workers: int, now: float, wanted: int, spared: int = 0) -> "GridState":
-        """Record the number of workers that stay now: when it changed, losses without successor, and refill times.
+        """Record how many workers stay now, when that changed, losses without successor, and refill times.
 
         wanted: the wanted number; lost workers beyond it get no successor. spared: how many workers were given back;
         they get no successor either.

@@ -284,7 +284,7 @@ class Ending(Record):
     """The end of the job.
 
     stopping: set if the job is to end before its last step. finished: the cells that have run all steps, each with the
-    digest of its last state. finishers: the worker that reported each cell last.
+    digest of its last state. finishers: for each cell, the worker that last reported this.
     """
 
     stopping: Stopping | None = None

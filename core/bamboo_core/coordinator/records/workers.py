@@ -167,10 +167,9 @@ class Liveness(Record):
 class WorkerEnds(Record):
     """How workers ended.
 
-    failures: descriptions of workers that failed by themselves since the last commit. restarts: number of such workers
-    in all.
-    unexplained: lost workers whose end is not known (yet). since_commit: the ends of workers lost since the last
-    commit.
+    failures: descriptions of workers that failed by themselves since the last commit. restarts: the total number of
+    workers that failed by themselves. unexplained: lost workers whose end is still unknown. since_commit: the ends of
+    workers lost since the last commit.
     """
 
     failures: tuple[str, ...] = ()
@@ -230,8 +229,8 @@ class StragglerState(Record):
 
     slow: includes workers that are not reported yet. paces: the times of owners, by the layers that they run now.
     estimate: the newest one that covers all layers. looked_at: when it was made, in seconds. replaced: the times of
-    replaced workers, by their layers. replacements: their number. asked_at: since when one additional worker is
-    requested to take the place of a slow one. again_at: when that may be done again.
+    replaced workers, by their layers. replacements: the number of replaced workers. asked_at: since when one additional
+    worker is requested to take the place of a slow one. again_at: when another may be requested.
     """
 
     slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
@@ -251,8 +250,8 @@ Place = tuple[int, int]  # stage and version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedState:
-    """The checksums reported of a stage's state at a version. sums: by tensor, from worker `first`. equal: all workers
-    that reported the same sums.
+    """The reported checksums of a stage's state at a version. sums: by tensor, from the worker `first`. equal: all
+    workers that reported these sums.
     """
 
     sums: Mapping[str, str]
@@ -290,7 +289,7 @@ class GuardState(Record):
         return replace(self, plan_origin=origin, reported=kept_states)
 
     def are_equal(self, origin: int, version: int, holders: Collection[Collection[WorkerId]]) -> bool:
-        """Return whether all of these workers have reported the same sums of that version. holders: the workers of each
+        """Return whether all holders of each stage have reported the same sums of that version. holders: workers by
         stage.
         """
         for stage, workers in enumerate(holders):

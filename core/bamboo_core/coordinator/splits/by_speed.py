@@ -112,8 +112,8 @@ def _least(state: CoordinatorState, work: WorkEstimate) -> float:
 
 
 def _has_memory(state: CoordinatorState, stages: Ranges) -> bool:
-    """Return whether each worker has memory for a split: by its headroom, with layers taken as equal, and by the known
-    sizes of layers where the coordinator chooses the grid.
+    """Return whether each worker has memory for a split: by its headroom, as if all layers had the same size, and by
+    the layers' sizes if the coordinator chooses the grid.
     """
     plan = state.current_plan
     if not following.has_room(state, grid_of(plan), stages):

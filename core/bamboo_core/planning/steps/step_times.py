@@ -1,7 +1,7 @@
 """Step times under a plan: the schedule of its pipelines, the reduction over them, replicas, the commit. Pure.
 
-Times are cached by their inputs (which cells share a worker, whatever its name), so thousands of steps cost as much as
-the first one.
+Times are cached by their inputs (which cells share a worker, whatever its name), so thousands of equal steps cost as
+much as one.
 """
 
 from collections import Counter, defaultdict
