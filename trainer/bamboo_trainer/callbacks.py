@@ -1,6 +1,6 @@
 """Callbacks of a training, which follow it without changing it: `Task.callbacks`. docs/history.md introduces them.
 
-`bamboo_trainer.decisions` change the training.
+Functions that change a training are decisions: `bamboo_trainer.decisions`.
 """
 
 from collections.abc import Callable
@@ -39,14 +39,14 @@ class Callback:
         """Handle the end of a complete training, after `steps` steps; not called if a job fails or is suspended."""
 
     def state_dict(self) -> Any:
-        """Return its state as JSON values, 64 KiB at most: saved together with its position in the history, and once
-        more for each checkpoint.
+        """Return the callback's state as JSON values, 64 KiB at most. It is saved with the callback's position in the
+        history, and once more for each checkpoint.
         """
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore its state: on a new root, or after going back to a checkpoint, the state saved there. Not called
-        without a saved state.
+        """Restore the callback's state: on a new root the newest one, after a return to a checkpoint the one saved for
+        it. Not called without a saved state.
         """
 
 

@@ -36,7 +36,7 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return {"layers": their number} of a manifest's task, or {"problem": one sentence}. Builds no layer."""
+    """Count the layers of a manifest's task; return {"layers": number} or {"problem": one sentence}. Build no layer."""
     spec = parse_manifest(manifest)
     return result_or_problem(lambda: {"layers": len(task_of(spec).layers)})
 

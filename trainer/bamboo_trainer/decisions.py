@@ -68,7 +68,8 @@ def reduce_on_plateau(
     """Reduce the learning rate when a number has not improved for a while, like torch's ReduceLROnPlateau.
 
     metric: a name for `Committed.value`. factor: multiplies the rate at each reduction. patience: how often the number
-    may fail to improve. threshold: relative. largest: larger is better. least: the smallest factor of the task's rate.
+    may fail to improve. threshold: the smallest relative change that counts as an improvement. largest: larger is
+    better. least: the smallest factor of the task's rate.
     """
 
     def decide(done: Committed, memory: Memory) -> Decision:

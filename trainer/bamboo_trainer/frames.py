@@ -57,8 +57,8 @@ def unsendable(tensor: torch.Tensor, *, real: bool = False) -> str:
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. No tensors are in the kinds from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED,
-    HISTORY, KEPT_ALL, EVALUATIONS, REPEAT and SUMMED.
+    """The kinds of frames. Frames of these kinds carry no tensors: ANNOUNCE to LAYERS_WANTED, READY, COMMIT,
+    LAYERS_LACKED, HISTORY, KEPT_ALL, EVALUATIONS, REPEAT and SUMMED.
     """
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch

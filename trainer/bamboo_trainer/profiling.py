@@ -75,16 +75,16 @@ WORKER: Final = "profile-0"
 
 
 def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECONDS) -> dict[str, Any]:
-    """Measure a job's layers, or return `problem`: one sentence; only JSON values.
+    """Measure a job's layers; return the figures below as JSON values, or {"problem": one sentence}.
 
-    repeats: microbatches whose median counts; as many again, up to ten times, while it is not steady, for `seconds` of
-    all layers together.
+    repeats: microbatches to measure, whose median counts. While the median is not steady, as many are measured again,
+    up to ten times, within `seconds` for all layers together.
 
-    layers: seconds of forward, backward and update, bytes, and cost. device: its name. load: seconds until the task was
-    loaded. waited: share of the measuring in which no processor was free, which is not in the seconds. repeats: most
-    microbatches counted for a layer. unsteady: the layers whose measurement was given up; spread: relative uncertainty
-    of the worst median; bound: the largest that counts as steady. loopback: bytes per second of a connection within
-    this machine. memory: bytes of the device; None for a CPU.
+    layers: each layer's seconds of forward, backward and update, bytes, and cost. device: its name. load: seconds until
+    the task was loaded. waited: share of the measuring time in which no processor was free; the seconds exclude it.
+    repeats: most microbatches counted for a layer. unsteady: the layers whose measurement was given up; spread:
+    relative uncertainty of the worst median; bound: the largest that counts as steady. loopback: bytes per second of a
+    connection within this machine. memory: bytes of the device; None for a CPU.
     """
     began = time.monotonic()
     torch.set_num_threads(1)  # as in a worker

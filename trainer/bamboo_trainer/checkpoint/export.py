@@ -46,8 +46,8 @@ def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
 
 
 def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """Return the task.config: the given one, or the job manifest's. model: the path of the model's folder on this
-    machine.
+    """Return the task.config: the job manifest's, else the given one. model: the folder on this machine that replaces
+    the model which the config names.
     """
     from bamboo_core.job.manifest import load_manifest
 

@@ -73,7 +73,9 @@ class Matching:
     anew: tuple[str, ...]
 
     def in_words(self, shown: str) -> list[str]:
-        """Return one line each about the tensors taken, left and begun anew. shown: the place of the weights."""
+        """Describe in one line each the tensors taken from the weights, the weights left unused, and the tensors that
+        keep their own initialization. shown: the place of the weights.
+        """
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}"]
         lines += [f"left there: {_named(self.left)}"] if self.left else []
         return [*lines, f"begun anew: {_named(self.anew)}"] if self.anew else lines
@@ -208,8 +210,8 @@ class FirstTask:
 
 
 def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
-    """Return the task with layers that are initialized from the weights when they are built, and lines about the
-    tensors taken, left and begun anew.
+    """Return the task with layers that are initialized from the weights when they are built, and the lines of
+    `Matching.in_words`.
 
     Raises TaskError if the weights cannot be read, or do not fit the model.
     """

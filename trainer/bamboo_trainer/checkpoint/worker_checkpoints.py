@@ -128,7 +128,7 @@ class WorkerCheckpoints:
         self._do(request)
 
     def drop(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """Stop writing the newest checkpoint and remove its files, if `checkpoints` has it: these were given up or
+        """Stop writing the newest checkpoint and remove its files, if it is among these, which were given up or
         replaced.
         """
         if self._newest is not None and self._newest in checkpoints:
@@ -140,7 +140,7 @@ class WorkerCheckpoints:
     ) -> Mapping[int, LayerState]:
         """Restore a stage's values from a checkpoint, written by any grid, and return the layers that were read.
 
-        Waits for the store. here: states of layers, which are not read. Raises RestoreError.
+        Waits for the store. here: states of layers that need not be read. Raises RestoreError.
         """
         read: dict[int, LayerState] = {}
         try:

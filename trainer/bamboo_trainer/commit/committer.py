@@ -107,9 +107,9 @@ class Committer:
         return waits and all(self.log.has_reported(step, cell, self._plan.owner(cell)) for cell in cells)
 
     def _with_common_state(self, commit: Commit) -> Commit:
-        """Return the commit, marked as skipped if the policy says so, with the state after the step that belongs to no
-        layer. If a decision or the evaluation ends training before this step, return only the evaluation and the early
-        stop. A pure function of the reports and the root's state, so a new root decides the same.
+        """Complete a commit with the common state after its step (`CommonState`), and mark it as skipped if the policy
+        says so. If a decision or the evaluation ends training before this step, return only the evaluation and the
+        early stop. A pure function of the reports and the root's state, so a new root decides the same.
         """
         if self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)
@@ -235,8 +235,8 @@ class Committer:
             self._introduce()
 
     def report(self) -> None:
-        """As the root, send the newest commits and evaluations to the coordinator again. Also end a pause and drop a
-        request for one: a coordinator that still wants it requests it again.
+        """As the root, send the newest commits and evaluations to the coordinator again. Also end a pause, and drop a
+        request for a checkpoint with a pause: a coordinator that still wants it repeats the request.
 
         A new root waits for the other workers' evaluations first, as the coordinator may end the job with the last
         commit.

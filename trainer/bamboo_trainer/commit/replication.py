@@ -165,7 +165,9 @@ class Replicator:
         return bool(self._unsent)
 
     def send_next(self) -> None:
-        """Send one step's queued gradients to one replica, unless either is gone. Gradients must be owed."""
+        """Send one step's queued gradients to one replica, if both are still here. Call it only while gradients are
+        queued.
+        """
         cell, replica, step = key = next(iter(self._unsent))
         del self._unsent[key]
         if (cell, replica) in self.progress and self._states.has_final(cell.stage, step):
@@ -340,7 +342,9 @@ class Repeated:
 
 @dataclass(slots=True)
 class Question:
-    """A question to all workers. answers: the first step that each cell has in its log, by worker and link."""
+    """A request to all workers for frames that a repeated step lacks. answers: by worker and link, the first step in
+    the worker's log for each cell.
+    """
 
     step: int
     epoch: int

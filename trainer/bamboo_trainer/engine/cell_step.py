@@ -96,8 +96,8 @@ class CellStep:
     figures: reported results of the step, once computed: the final gradient's squared norms, and the losses. portions:
     the cell's portions, if other workers share its microbatches. is_portion: this step is only one portion, and the
     cell's owner may be another worker. kept: the first microbatch whose results the cell's keeper has not been sent.
-    passed: receivers and addresses of the sums of others and SUMMED frames that have been sent. again: the work on each
-    microbatch that runs only for neighbouring stages, because its gradient is in the sum already.
+    passed: receiver and address of each frame sent with other workers' sums, and of each SUMMED frame. again: the work
+    on each microbatch that runs only for neighbouring stages, because its gradient is in the sum already.
     """
 
     cell: Cell
@@ -162,7 +162,8 @@ class CellStep:
         *,
         only_evaluates: bool = False,
     ) -> None:
-        """Start the step for which the stage's version is ready, with nothing done. layout: None waits for its plan.
+        """Start the step for which the stage's version is ready, with nothing done. layout: None if its plan has not
+        come yet; the step waits for it.
 
         tied_to: the other stages that share parameters with this one. evaluations: how many batches are evaluated
         before the step. only_evaluates: the step trains nothing.

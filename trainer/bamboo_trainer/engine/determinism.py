@@ -44,7 +44,9 @@ def is_due(version: int) -> bool:
 
 
 class StateChecks:
-    """Checksums of states, sent to the coordinator; the newest ones of each stage, and its checkpoint's, are kept."""
+    """The sender of states' checksums to the coordinator. It keeps each stage's newest ones, and those of its
+    checkpoint.
+    """
 
     def __init__(self, shared: EngineContext) -> None:
         self._states, self._log, self._coordinator = shared.states, shared.log, shared.coordinator
@@ -371,7 +373,7 @@ def compute_again(
 
 
 def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:
-    """Describe the first result in which two checks differ. The last one is named if all other results are equal."""
+    """Describe the first result in which two unequal checks differ: the last result, if all before it are equal."""
     layers = range(stage.values.first, stage.values.end)
     whole = f"layers {layers[0]} to {layers[-1]}"
     if one.data != other.data:

@@ -89,7 +89,9 @@ class Folding:
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
 
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
-        """Return the cell's takeover once its last part is taken over. Each part ran every forward."""
+        """Return the cell's takeover once its last part is taken over, with the parts' largest numbers: each part ran
+        every forward, so a sum would count forwards twice.
+        """
         cell = self._cell(message.cell)
         parts = self._together(message, cell, message.cell.stage)
         if not parts:
@@ -138,7 +140,7 @@ class Folding:
         return tuple(unfolded)
 
     def times(self, times: Sequence[StageTimes], stages: Ranges) -> tuple[StageTimes, ...]:
-        """Return the times of stages of which every part has been measured. stages: the layers of device stages."""
+        """Return the times of the stages whose parts have all been measured. stages: the layers of device stages."""
         known = {one.layers: one for one in times}
         found = []
         for index, layers in enumerate(grouped(stages, self._devices)):

@@ -95,7 +95,9 @@ class Engine:
         self._take_in()
 
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
-        """Obey a plan; ignore it if its origin is older. arrived: when it came, if it waited for an instruction."""
+        """Obey a plan; ignore it if its origin is older. arrived: when the plan came, if it waited for an instruction
+        to end.
+        """
         when = self._ports.clock() if arrived is None else arrived
         newest, before = self.newest_plan, self.origin
         if plan.origin < before:

@@ -75,7 +75,7 @@ class Executor:
         self.portions.take_over(old)
 
     def _share(self, cell_step: CellStep) -> None:
-        """Adjust a step to the plan's portions of its cell; start it again if only one of the two plans shares it."""
+        """Adjust a step to the plan's portions of its cell; start it again if its cell begins or ceases to be shared."""
         portions = self._plan.current.at(cell_step.cell).portions
         if portions and cell_step.portions:
             cell_step.portions = portions
@@ -235,8 +235,9 @@ class Executor:
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
         """Return whether workers that would have to repeat the cell's step might lack frames of another lost cell.
 
-        The log of frames between an owner's cells is lost with the owner, unless the cells are parts of one stage,
-        which one heir has at one version. The same holds for two owners that are lost at once.
+        The log of frames between an owner's cells is lost with the owner. No worker lacks these frames if the cells are
+        parts of one stage, because one heir has them all at one version. The same holds for two owners that are lost at
+        once.
         """
         if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True

@@ -69,7 +69,7 @@ class Instructions:
         self._actions[type(instruction)](cell_step, instruction)
 
     def _parts(self, cell_step: CellStep, microbatch: int | None = None) -> tuple[Stage, Work]:
-        """Return a cell's stage, and its work on that microbatch, or the step's own."""
+        """Return a cell's stage, and its work on the step, or on that microbatch if this is repeated."""
         work = cell_step.work if microbatch is None else cell_step.again.get(microbatch, cell_step.work)
         assert work is not None
         return self._states.running(cell_step.cell), work

@@ -206,7 +206,7 @@ class LayerCopies:
         self._say(cut, states)
 
     def committed(self, origin: int, step: int) -> None:
-        """Drop the cut's copies if the step after the cut is committed, so that it does not begin anew."""
+        """Drop the cut's copies if the step after the cut is committed: then no worker begins anew with the cut."""
         if self.cut is not None and (self._origin, self.cut.step) == (origin, step):
             self._forget_cut()
 
@@ -249,7 +249,7 @@ class LayerCopies:
         return enough
 
     def keep_only(self, checkpoint: CheckpointId, layers: Collection[int]) -> None:
-        """Drop the copies for a checkpoint of all other layers, and tell the coordinator which copies are left."""
+        """Drop a checkpoint's copies of all layers but these, and tell the coordinator which copies are left."""
         if checkpoint in self.held:
             left = {layer: state for layer, state in self.held[checkpoint].items() if layer in layers}
             self.held[checkpoint] = left

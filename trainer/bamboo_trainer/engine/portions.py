@@ -352,7 +352,9 @@ class PortionSteps:
     # frames that a neighbouring stage lacks
 
     def _ask_beside(self, one: CellStep, beside: Container[Cell], *, again: bool = False) -> None:
-        """Tell runners of neighbouring cells in `beside` which frames the step lacks. again: also logged ones."""
+        """Ask runners of the neighbouring cells in `beside` for frames that the step lacks. again: also for logged
+        ones.
+        """
         plan, (d, s), step, layout = self._plan.current, one.cell, one.step, one.layout
         if layout is None or d >= layout.pipelines or step <= self._shared.log.newest:
             return

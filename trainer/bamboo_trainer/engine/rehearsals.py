@@ -1,8 +1,8 @@
 """Rehearsals: runs of a replicated stage while the worker has nothing else to do.
 
-The first is a forward and a backward, because first runs are slow and would delay a takeover. Later, in one step of
-`PERIOD`, it is a forward with timed layers: workers of one pipeline run different layers, and are compared by layers
-that two of them have run (`bamboo_core.planning.splits.speeds`).
+The first is a forward and a backward, because first runs are slow and would delay a takeover. Later, in one of `PERIOD`
+steps, it is a forward with timed layers: workers of one pipeline run different layers, and are compared by layers that
+two of them have run (`bamboo_core.planning.splits.speeds`).
 
 A worker has made the inputs of the stage behind its own. With several devices it has, for each part of its own stage,
 the part of the next one on the same device: these parts take each other's outputs from rehearsals.

@@ -1,8 +1,8 @@
-"""Asynchronous copies of tensors between a device and host memory, from where they are sent, and between devices.
+"""Asynchronous copies of tensors between devices, and between a device and host memory, from which frames are sent.
 
 On a CPU a tensor is its own copy. On a GPU, copies use their own streams and pinned memory, so that they run alongside
-instructions. The engine polls copies to host memory; only the device waits for copies to it. Copies between devices use
-the driver's direct way: NVLink or PCIe if the devices reach each other's memory, else staging by the driver.
+instructions. The engine polls copies to host memory; only the device waits for copies to it. Copies between devices go
+over NVLink or PCIe if the devices reach each other's memory; else the driver stages them.
 """
 
 import math

@@ -296,8 +296,8 @@ def published_config(settings: HuggingFaceSettings) -> Any:
 def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
     """Raise ValueError for a key that transformers does not know and that resembles one that it knows.
 
-    given: the keys of an architecture. usual: the config of that kind without any keys. Transformers accepts any key,
-    and a published config.json has keys that have no effect.
+    given: the keys of an architecture. usual: the default config of that model type. Transformers accepts any key, and
+    a published config.json has keys that have no effect.
     """
     known = {*usual.to_dict(), *usual.attribute_map}
     free = sorted(known - given.keys())
@@ -430,8 +430,8 @@ def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
 
 @contextmanager
 def _masks_made(padded: bool) -> Iterator[None]:
-    """Patch transformers in this context to create attention masks independently of values, by which it may omit a
-    mask.
+    """Patch transformers in this context so that whether it creates an attention mask does not depend on the mask's
+    values.
 
     padded: the data have a mask. Then there is a mask for every microbatch, else none; the mask of recurrent layers,
     [samples, length], always exists. The result is the same.

@@ -2,8 +2,8 @@
 
 A compiled layer's code must not depend on the model's split, nor its bits on what a worker has run before. So each
 layer is one graph for exactly the shapes and dtypes of its inputs (no dynamic shapes), always with the graph for the
-backward, and never falls back to eager execution: a layer that cannot be compiled this way ends the job with its name.
-Workers compare everything that decides the generated code (`bamboo_core.control.platform`).
+backward. Only the layers that `_left` names run eagerly; any other layer that cannot be compiled this way ends the job
+with its name. Workers compare everything that decides the generated code (`bamboo_core.control.platform`).
 """
 
 import functools
@@ -111,7 +111,7 @@ _ALL_LAYERS: Final = 1 << 20  # limit for codes of all layers of one class in a 
 
 
 class CompiledLayers:
-    """A stage's layers, compiled. left: the reasons of layers that run eagerly, by number.
+    """A stage's layers, compiled. left: why a layer runs eagerly, by the layer's number.
 
     deterministic: torch chooses no kernels by benchmarks. Layers draw the same random numbers as without compilation.
     """

@@ -304,7 +304,7 @@ class GradientSum:
         return [*self._done, (SumNode(self._group, self._group + 1), self.target)]
 
     def _merged(self, nodes: list[tuple[SumNode, Tensor]], places: Sequence[slice]) -> list[tuple[SumNode, Tensor]]:
-        """Return the nodes; sum the last two, in these places, as long as they are halves of a node."""
+        """Return the nodes after summing the last two, in these places, as long as they are halves of a node."""
         nodes = list(nodes)
         while len(nodes) > 1:
             (left, total), (right, other) = nodes[-2:]
@@ -317,7 +317,7 @@ class GradientSum:
         return nodes
 
     def _add(self, left: Tensor, right: Tensor, place: slice) -> None:
-        """Add two sums in place: into the left one if both are on the device, else into the right one, which is."""
+        """Add two sums in place: into the left one if both are on one device, else into the right one, on its device."""
         if left.device == right.device:
             left[place] += right[place]
             return

@@ -87,8 +87,8 @@ def take(
     """Return copies, in host memory, of the state of the wanted layers. Of another stage's layer, copy only the tied
     parameters that this stage has, too.
 
-    shown: include the names and values of the layers' state dicts. late: prefixes of names; their tensors are returned
-    themselves, to be copied later.
+    shown: include the names and values of the layers' state dicts. late: prefixes of names of tensors that are returned
+    without a copy, to be copied later.
     """
     held = {id(tensor): name for name, tensor in parameters.objects()}
     own = {(layer_of(name), id(tensor)): name for name, tensor in parameters.objects()}  # several if shared
@@ -120,7 +120,7 @@ def take(
 
 
 def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
-    """Describe a parameter or constant for messages. name: such as "parameter:0.weight"; of tied ones the first."""
+    """Describe a parameter or constant for messages. name: such as "parameter:0.weight"; a tied one's first name."""
     kind, _, place = name.partition(":")
     index, _, path = place.partition(".")
     layer = layers.get(int(index))

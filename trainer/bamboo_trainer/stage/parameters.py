@@ -46,7 +46,7 @@ def buckets_of(starts: Mapping[int, int], size: int, gradient_size: int) -> tupl
     """Divide a gradient into buckets, in the order in which a backward reaches the layers: the last ones first.
 
     starts: where each layer's gradients begin, in elements. size, gradient_size: see `FlatParameters`; the elements
-    between the two, further uses of tied parameters by any layers, are a last bucket, if there are several.
+    between the two, further uses of tied parameters by any layers, are a last bucket, unless there is only one.
 
     A stage that is not the first one has one bucket: while its last gradients are summed, earlier stages still compute.
     """
@@ -363,7 +363,7 @@ class FlatParameters:
     def bind_final(self, gradient: Tensor, used: Sequence[bool] | None = None) -> None:
         """Give each parameter its part of the final gradient, [size], in its own type, for an optimizer.
 
-        used: by slot; unused parameters get None. None: all are used.
+        used: by slot; an unused parameter's `grad` becomes None. Without `used`, all parameters count as used.
         """
         self.unbind()
         for number, slot in enumerate(self.slots):

@@ -34,8 +34,8 @@ class Stage:
 
     The boundary contract: outputs are all parts, and require a gradient if anything before them is trained. Gradients
     are those of the floating-point parts only, in order (integer parts have none). A part that needs none, or that the
-    loss does not depend on, has None: zeros would reach the parameters behind it. Saved contexts keep the inputs they
-    were given (no copy): reuse a pooled buffer only after the microbatch's backward.
+    loss does not depend on, has None: with zeros, the parameters behind it would count as used. Saved contexts keep the
+    inputs they were given (no copy): reuse a pooled buffer only after the microbatch's backward.
 
     has_run: a forward was run. as_built: the modules' attributes as built; None for compiled modules, whose code is
     specialized on them.

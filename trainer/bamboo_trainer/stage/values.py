@@ -279,7 +279,7 @@ class StageValues:
         return EarlyStop(by=common.decided.stops[0]) if common.decided and common.decided.stops else None
 
     def common_after(self, commit: Commit) -> CommonState:
-        """Return the state that belongs to no layer after the step that begins here."""
+        """Return the common state (`CommonState`) after the step that begins at this version."""
         common, finite = self.common, not commit.skipped or math.isfinite(commit.norm)
         return msgspec.structs.replace(
             common,
@@ -294,12 +294,12 @@ class StageValues:
         return self.common.course.after(self.config.early, self.version, evaluation)
 
     def begin_step(self, common: CommonState) -> None:
-        """Set the state that belongs to no layer for the step that begins at this version."""
+        """Set the common state (`CommonState`) for the step that begins at this version."""
         self.common = common
         self.optimizer.obey(common)
 
     def _begin_with(self, common: CommonState) -> None:
-        """Set the state that belongs to no layer, without parts that the job's settings do not use. Missing parts get
+        """Set the common state (`CommonState`), without parts that the job's settings do not use. Missing parts get
         their first values, as does the course of evaluations if the job's metric differs.
         """
         config = self.config

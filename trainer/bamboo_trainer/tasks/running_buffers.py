@@ -87,7 +87,7 @@ def intercept(module: nn.Module) -> None:
 
 
 class _LentStatistics:
-    """Hooks around the forward of a BatchNorm or InstanceNorm, which lend it statistics that become the batch's."""
+    """Hooks around a BatchNorm's or InstanceNorm's forward, which lend it buffers that receive the batch's statistics."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[dict[str, Tensor | None], float | None] | None] = []

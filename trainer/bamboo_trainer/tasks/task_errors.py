@@ -30,7 +30,7 @@ class TaskOutOfMemory(MemoryError):
 
 
 class RealInterrupt(KeyboardInterrupt):
-    """A real SIGINT: the task's code may raise a KeyboardInterrupt as well."""
+    """A KeyboardInterrupt from a real SIGINT, unlike one that the task's code raises."""
 
 
 def is_an_error(error: BaseException) -> bool:

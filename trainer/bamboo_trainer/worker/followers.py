@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 
 class TurnThread:
-    """A thread that calls a function ("turn") at each `wake`, and once more at the end, with whether it is the last
-    turn. The first `wake` starts it.
+    """A thread that calls a function ("turn") at each `wake`, and once more at the end; the argument says whether this
+    turn is the last one. The first `wake` starts the thread.
 
     seconds: the longest time between two turns. name: the thread's name. warn: called with the error of a turn that
     fails, unless the turn before has failed.
@@ -99,8 +99,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     """The position in the history up to which a logger or a callback was given records.
 
     given: (attempt, step) of the newest step, evaluation and call of `on_end`, and (0, number) of each source's newest
-    event. Of a callback also its state, its states at checkpoints by step (`at`), and whether it failed and is not
-    called any more in this attempt (`off`).
+    event. A callback's cursor also has its state, its states at checkpoints by step (`at`), and whether it failed and
+    is not called any more in this attempt (`off`).
     """
 
     given: dict[str, tuple[int, int]] = {}
