@@ -1,6 +1,6 @@
 """Callbacks of a training, which follow it without changing it: `Task.callbacks`. docs/history.md introduces them.
 
-Functions that change a training are decisions: `bamboo_trainer.decisions`.
+Decisions, which do change it, are in `bamboo_trainer.decisions`.
 """
 
 from collections.abc import Callable

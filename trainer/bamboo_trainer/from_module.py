@@ -338,17 +338,19 @@ def from_module(
 ) -> Task:
     """Return the task of a torch.nn.Module, split into layers: each of its blocks becomes a layer.
 
-    make: builds the whole model, without computing values. A model in eval mode is put into training mode; in a model
-    in training mode, parts in eval mode stay so. loss: (outputs, targets) -> scalar, as in `Task`: both are tuples of
-    tensors. If the model returns anything but a tensor or a tuple, such as a dictionary, outputs is what the model
-    returns. blocks: the name of the ModuleList, ModuleDict or Sequential whose modules become layers, or the names of
-    several that the forward runs one after the other. Not needed for a Sequential, or where there is one ModuleList.
-    inputs: the names of the forward's arguments that get the dataset's inputs; by default in order. call: (model,
-    inputs) -> its result, for a model that is not simply called with its inputs. read: returns initial values, such as
-    pretrained weights, for one layer at a time: tensors without values by name -> the available values by name.
-    checkpoint: activation checkpointing: blocks keep only their inputs for the backward. task: the other fields of
-    `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and the metrics of `evaluation`,
-    are called with the arguments of the loss.
+    make: builds the whole model, without computing values. A model in eval mode is put into training mode; parts in
+      eval mode of one in training mode stay so.
+    loss: (outputs, targets) -> scalar, as in `Task`: both are tuples of tensors. If the model returns anything but a
+      tensor or a tuple, such as a dictionary, outputs is what the model returns.
+    blocks: the name of the ModuleList, ModuleDict or Sequential whose modules become layers, or the names of several
+      that the forward runs one after the other. Not needed for a Sequential, or where there is one ModuleList.
+    inputs: the names of the forward's arguments that get the dataset's inputs; by default in order.
+    call: (model, inputs) -> its result, for a model that is not simply called with its inputs.
+    read: returns initial values, such as pretrained weights, for one layer at a time: tensors without values by name ->
+      the available values by name.
+    checkpoint: activation checkpointing: blocks keep only their inputs for the backward.
+    task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and the
+      metrics of `evaluation`, are called with the arguments of the loss.
 
     Raises ValueError if the model cannot be split, in a sentence with the reason.
     """

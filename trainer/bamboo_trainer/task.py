@@ -145,23 +145,25 @@ class Evaluation:
 class Task:
     """A model as a list of layer factories, with its data, loss and optimizer.
 
-    layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor or
-    a tuple of tensors (unpacked if its forward takes several arguments), and must not write to its inputs. loss:
-    (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`. metrics:
-    further numbers to report for each step, by name; functions like `loss`, without gradients. optimizer: builds a
-    torch optimizer over one stage's (name, parameter) pairs. A group may be empty on some stage; torch accepts an empty
-    group only if groups hold parameters, not pairs. learning_rate: a pure function from the number of steps done to the
-    rate, finite and not negative. A parameter group's rate is this times the "lr" it was built with divided by
-    `optimizer.defaults["lr"]`. schedules: other numbers of the optimizer's parameter groups that change from step to
-    step, such as "momentum", "weight_decay" or "betas" (a tuple): pure functions like `learning_rate`, with multipliers
-    as for the rate. decisions: by name, functions that end training, lower the rate or freeze parameters
-    (`bamboo_trainer.decisions`). tied: groups of parameters that share one value: names as "<layer index>.<parameter
-    name>". checkpointed: numbers of the layers with activation checkpointing: they keep only their inputs for the
-    backward, and are run once more in it. costs: the cost of each layer, in any unit, if it is known better than it can
-    be counted. evaluation: measurements of the model from time to time (`training.evaluation`). tokens_per_sample:
-    tokens in each sample, for `training.tokens` and reported rates. callbacks: by name, a function that makes each
-    (`bamboo_trainer.callbacks`), such as its class. loggers: by name, a function that makes each
-    (`bamboo_trainer.loggers`).
+    layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor
+      or a tuple of tensors (unpacked if its forward takes several arguments), and must not write to its inputs.
+    loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`.
+    metrics: further numbers to report for each step, by name; functions like `loss`, without gradients.
+    optimizer: builds a torch optimizer over one stage's (name, parameter) pairs. A group may be empty on some
+      stage, which torch takes only if groups hold parameters, not pairs.
+    learning_rate: a pure function from the number of steps done to the rate, finite and not negative. A parameter
+      group's rate is this times the "lr" it was built with divided by `optimizer.defaults["lr"]`.
+    schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
+      "weight_decay" or "betas" (a tuple): pure functions like `learning_rate`, with multipliers as for the rate.
+    decisions: by name, functions that end training, lower the rate or freeze parameters (`bamboo_trainer.decisions`).
+    tied: groups of parameters that share one value: names as "<layer index>.<parameter name>".
+    checkpointed: numbers of the layers with activation checkpointing: they keep only their inputs for the backward, and
+      are run once more in it.
+    costs: the cost of each layer, in any unit, if it is known better than it can be counted.
+    evaluation: measurements of the model from time to time (`training.evaluation`).
+    tokens_per_sample: tokens in each sample, for `training.tokens` and reported rates.
+    callbacks: by name, a function that makes each (`bamboo_trainer.callbacks`), such as its class.
+    loggers: by name, a function that makes each (`bamboo_trainer.loggers`).
     """
 
     layers: Sequence[Callable[[], nn.Module]]

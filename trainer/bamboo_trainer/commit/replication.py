@@ -165,9 +165,7 @@ class Replicator:
         return bool(self._unsent)
 
     def send_next(self) -> None:
-        """Send one step's queued gradients to one replica, if both are still here. Call it only while gradients are
-        queued.
-        """
+        """Send one step's queued gradients to one replica, if both are still here. Some gradients must be queued."""
         cell, replica, step = key = next(iter(self._unsent))
         del self._unsent[key]
         if (cell, replica) in self.progress and self._states.has_final(cell.stage, step):
@@ -342,9 +340,7 @@ class Repeated:
 
 @dataclass(slots=True)
 class Question:
-    """A request to all workers for frames that a repeated step lacks. answers: by worker and link, the first step in
-    the worker's log for each cell.
-    """
+    """A request to all workers for missing frames. answers: by worker and link, the first logged step of each cell."""
 
     step: int
     epoch: int

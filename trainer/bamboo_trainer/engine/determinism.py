@@ -44,9 +44,7 @@ def is_due(version: int) -> bool:
 
 
 class StateChecks:
-    """The sender of states' checksums to the coordinator. It keeps each stage's newest ones, and those of its
-    checkpoint.
-    """
+    """The sender of states' checksums to the coordinator; keeps each stage's newest ones, and its checkpoint's."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._states, self._log, self._coordinator = shared.states, shared.log, shared.coordinator

@@ -89,9 +89,7 @@ class Folding:
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
 
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
-        """Return the cell's takeover once its last part is taken over, with the parts' largest numbers: each part ran
-        every forward, so a sum would count forwards twice.
-        """
+        """Return the cell's takeover once its last part is taken over: no sums, as each part ran every forward."""
         cell = self._cell(message.cell)
         parts = self._together(message, cell, message.cell.stage)
         if not parts:

@@ -95,9 +95,7 @@ class Engine:
         self._take_in()
 
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
-        """Obey a plan; ignore it if its origin is older. arrived: when the plan came, if it waited for an instruction
-        to end.
-        """
+        """Obey a plan; ignore it if its origin is older. arrived: when the plan came, if an instruction delayed it."""
         when = self._ports.clock() if arrived is None else arrived
         newest, before = self.newest_plan, self.origin
         if plan.origin < before:

@@ -352,9 +352,7 @@ class PortionSteps:
     # frames that a neighbouring stage lacks
 
     def _ask_beside(self, one: CellStep, beside: Container[Cell], *, again: bool = False) -> None:
-        """Ask runners of the neighbouring cells in `beside` for frames that the step lacks. again: also for logged
-        ones.
-        """
+        """Ask runners of neighbouring cells in `beside` for frames that the step lacks. again: also for logged ones."""
         plan, (d, s), step, layout = self._plan.current, one.cell, one.step, one.layout
         if layout is None or d >= layout.pipelines or step <= self._shared.log.newest:
             return

@@ -106,8 +106,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _value(self, leaf: Any, known: dict[int, Tensor]) -> Any:
         """Return the real tensor for a leaf, or the leaf itself if it is no tensor. A tensor that no recorded operation
-        created is copied, since it may be written to. known: real tensors by the recorded one's id; this call adds to
-        it.
+        created is copied, since it may be written to. known: real tensors by the recorded one's id, extended here.
         """
         if not isinstance(leaf, Tensor):
             return leaf

@@ -302,9 +302,8 @@ class HistoryKeeper(History):
             self._commits = {step: commit for step, commit in self._commits.items() if step >= written}
 
     def _attempt_after(self, newest: int, records: Sequence[Record]) -> int:
-        """Return the number of the job's attempt. If it is unknown: the history's newest attempt if a commit kept from
-        this attempt is among its records, else the next number. newest: the history's newest attempt. records: of its
-        last file.
+        """Return the job's attempt; if it is unknown, the newest one if the history has a commit of it that is kept
+        here, else the next one. newest: the history's newest attempt. records: of its last file.
         """
         marks = {step: commit.history for step, commit in self._commits.items() if commit.history}
         newest = max([newest, *(mark.attempt for mark in marks.values())])
