@@ -104,8 +104,8 @@ class SplitModule:
         return self._recordings[shapes]
 
     def _really(self, number: int, form: Form, given: Sequence[Tensor]) -> Any:
-        """Return a block's result, without values. Run the block with values, on random inputs, the first time that a
-        block of its class gets inputs of these shapes.
+        """Return a block's result as tensors without values. The first time that a block of its class gets inputs of
+        these shapes, run it with values, on random inputs.
         """
         name = self.blocks[number]
         block = self._model.get_submodule(name)

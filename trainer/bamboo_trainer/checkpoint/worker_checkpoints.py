@@ -236,7 +236,7 @@ class WorkerCheckpoints:
 
     def _clear(self, checkpoint: CheckpointId) -> None:
         """Remove all workers' files of a failed checkpoint, if this worker has begun to write it, and old remains of
-        others. An error of the store is only logged.
+        other checkpoints. An error of the store is only logged.
         """
         try:
             self._remove(checkpoint)

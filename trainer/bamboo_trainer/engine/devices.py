@@ -89,7 +89,7 @@ class Folding:
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
 
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
-        """Return the cell's takeover once its last part is taken over: no sums, as each part ran every forward."""
+        """Return the cell's takeover once its last part is taken over: the parts' maxima, as each ran every forward."""
         cell = self._cell(message.cell)
         parts = self._together(message, cell, message.cell.stage)
         if not parts:

@@ -75,7 +75,7 @@ class Executor:
         self.portions.take_over(old)
 
     def _share(self, cell_step: CellStep) -> None:
-        """Adjust a step to the plan's portions of its cell; start it again if its cell begins or ceases to be shared."""
+        """Adjust a step to the plan's portions of its cell; start it again if sharing of its cell begins or ends."""
         portions = self._plan.current.at(cell_step.cell).portions
         if portions and cell_step.portions:
             cell_step.portions = portions

@@ -424,8 +424,8 @@ class PortionSteps:
     # portions begin and end
 
     def refresh(self, *, again: bool = False) -> None:
-        """Begin and drop portions for a new plan or version, and give boundary tensors here to the steps that take
-        them. again: portions begun now are repetitions, so ask for logged inputs, too.
+        """Begin and drop portions for a new plan or version, and give boundary tensors that are here to the steps that
+        take them. again: portions begun now are repetitions, so ask for logged inputs, too.
         """
         plan, begun = self._plan.current, list[CellStep]()
         old, self.steps = self.steps, {}

@@ -37,9 +37,9 @@ class Ports:
     new_id: makes the id of an attempt to write a checkpoint. host_memory: returns its size and use. copies: makes
     copies of tensors to send, in host memory; each asynchronous copy leads to a `Copied` event. clock: seconds.
     work_clock: seconds without the time in which the engine's thread waited for a processor. on_host: states kept only
-    for other workers stay in host memory. policy: for steps that are not finite. evaluations: which states are
-    evaluated. history: records commits. spots: which microbatches are checked; None: none. deterministic: see
-    `training.deterministic`. devices: number of the worker's devices; each stage runs in as many parts.
+    for other workers stay in host memory. policy: decides whether to skip steps that are not finite. evaluations: which
+    states are evaluated. history: records commits. spots: which microbatches are checked; None: none. deterministic:
+    see `training.deterministic`. devices: number of the worker's devices; each stage runs in as many parts.
     """
 
     worker: WorkerId

@@ -193,7 +193,9 @@ class _Measured:
 
 @dataclass(slots=True)
 class _Device:
-    """A device. anchor: a mark made while it was idle, with its time. last: the mark behind all queued work."""
+    """The record of a device. anchor: a mark made while it was idle, with its time. last: the mark behind all queued
+    work.
+    """
 
     anchor: tuple[QueueMark, float] | None = None
     last: QueueMark | None = None

@@ -317,7 +317,7 @@ class GradientSum:
         return nodes
 
     def _add(self, left: Tensor, right: Tensor, place: slice) -> None:
-        """Add two sums in place: into the left one if both are on one device, else into the right one, on its device."""
+        """Add two sums in place: into the left one if both are on one device, else into the right one on its device."""
         if left.device == right.device:
             left[place] += right[place]
             return

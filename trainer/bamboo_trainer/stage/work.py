@@ -146,8 +146,8 @@ T = TypeVar("T")
 
 
 def packed_work(work: Work, microbatches: Range, nodes: Sequence[tuple[SumNode, Tensor]]) -> tuple[PartialSum, Parts]:
-    """Return a frame's payload and tensors for finished microbatches, half-open: the sums of their groups, which are
-    these nodes of the tree.
+    """Return a frame's payload and tensors for a half-open range of finished microbatches. The tensors are the sums of
+    their groups, which are these nodes of the tree.
     """
     work.read(work.figures())
     payload = PartialSum(
@@ -165,7 +165,7 @@ def _of(by_microbatch: Mapping[int, T], microbatches: Range) -> dict[int, T]:
 
 
 def resume(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
-    """Make this work continue after its next microbatches, half-open, which `packed_work` has packed elsewhere."""
+    """Continue this work after a half-open range of microbatches, which `packed_work` has packed on another worker."""
     work.gradients.resume(microbatches, tensors)
     work.losses |= payload.losses
     work.weights |= payload.weights

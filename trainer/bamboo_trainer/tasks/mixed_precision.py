@@ -38,7 +38,7 @@ def kept_in_fp32(layer: nn.Module) -> set[int]:
 
 
 def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Round a layer's parameters to a dtype in place, except norms', and return it; shared parameters stay shared."""
+    """Round a layer's parameters to a dtype in place, except norms'; return the layer. Shared parameters stay shared."""
     made, precise = dict[int, nn.Parameter](), kept_in_fp32(layer)
     for module in layer.modules() if dtype is not torch.float32 else ():
         for name, own in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -99,7 +99,7 @@ def _nodes(parts: Any) -> list[Node | None]:
 
 
 def passed_on(result: Any, dtype: torch.dtype) -> Any:
-    """Return a layer's result as it is passed on, rounded to that type: its tensors in fp32 that have a gradient.
+    """Return a layer's result as it is passed on: its tensors in fp32 that have a gradient are rounded to that type.
 
     The results of all layers but the last are rounded, not only at a boundary between workers: the bits then do not
     depend on the split. Autograd rounds the gradient alike. Tensors without a gradient, such as masks and angles, stay

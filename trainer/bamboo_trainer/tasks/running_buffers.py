@@ -87,7 +87,7 @@ def intercept(module: nn.Module) -> None:
 
 
 class _LentStatistics:
-    """Hooks around a BatchNorm's or InstanceNorm's forward, which lend it buffers that receive the batch's statistics."""
+    """Hooks around a BatchNorm's or InstanceNorm's forward, which lend it buffers for the batch's statistics."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[dict[str, Tensor | None], float | None] | None] = []

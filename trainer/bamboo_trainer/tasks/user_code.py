@@ -180,11 +180,11 @@ def _in_one_layout(parts: Parts, *, hooked: bool, who: str) -> Parts:
 
 
 def _contiguous(number: int, count: int, without: set[int], compiled: str, gradient: Tensor | None) -> Tensor | None:
-    """Return the gradient of a part of a layer's result. None: the next layer takes the part detached.
+    """Return the contiguous gradient of a part of a layer's result; None if the next layer takes the part detached.
 
-    A compiled layer takes None for zeros, and its parameters would count as used; where the model is split, none comes.
-    number: the part's number, among `count`. without: the parts without gradient so far. compiled: the layer's name, if
-    it is compiled.
+    Raises TaskError for a compiled layer that gets no gradient at all: it takes None for zeros, so its parameters would
+    count as used. number: the part's number, among `count`. without: the parts without gradient so far. compiled: the
+    layer's name, if it is compiled.
     """
     if gradient is not None:
         return gradient.contiguous()

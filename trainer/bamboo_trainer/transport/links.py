@@ -346,7 +346,9 @@ HELLO_SECONDS = 5.0
 
 
 class Inbound:
-    """The receiving end of one connection. A link's first connection delivers the frames of all, in order."""
+    """The receiving end of one connection. A link's first connection delivers the frames of all its connections, in
+    order.
+    """
 
     def __init__(
         self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: "TcpTransport", buffer: Buffer
@@ -377,7 +379,7 @@ class Inbound:
                 wake(each._sock)
 
     def _take_in(self, other: "Inbound") -> bool:
-        """Let a proven connection join this link. Return False if the link is full or has ended."""
+        """Let an authenticated connection join this link. Return False if the link is full or has ended."""
         with self._lock:
             if self._ended or len(self._joined) >= FLOWS_PER_LINK:
                 return False
