@@ -339,7 +339,7 @@ def from_module(
     """Return the task of a torch.nn.Module, split into layers: each of its blocks becomes a layer.
 
     make: builds the whole model, without computing values. A model in eval mode is put into training mode; parts in
-      eval mode of one in training mode stay so.
+      eval mode of a model in training mode stay in eval mode.
     loss: (outputs, targets) -> scalar, as in `Task`: both are tuples of tensors. If the model returns anything but a
       tensor or a tuple, such as a dictionary, outputs is what the model returns.
     blocks: the name of the ModuleList, ModuleDict or Sequential whose modules become layers, or the names of several

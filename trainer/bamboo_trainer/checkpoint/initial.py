@@ -73,9 +73,7 @@ class Matching:
     anew: tuple[str, ...]
 
     def in_words(self, shown: str) -> list[str]:
-        """Describe in one line each the tensors taken from the weights, the weights left unused, and the tensors that
-        keep their own initialization. shown: the place of the weights.
-        """
+        """Return one line each about the fields `takes`, `left` and `anew`. shown: the place of the weights."""
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}"]
         lines += [f"left there: {_named(self.left)}"] if self.left else []
         return [*lines, f"begun anew: {_named(self.anew)}"] if self.anew else lines

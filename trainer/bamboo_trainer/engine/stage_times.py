@@ -193,9 +193,7 @@ class _Measured:
 
 @dataclass(slots=True)
 class _Device:
-    """The record of a device. anchor: a mark made while it was idle, with its time. last: the mark behind all queued
-    work.
-    """
+    """A device's record. anchor: a mark made while idle, with its time. last: the mark behind all queued work."""
 
     anchor: tuple[QueueMark, float] | None = None
     last: QueueMark | None = None

@@ -217,9 +217,7 @@ class SplitLayer(nn.Module):
 
 @contextmanager
 def _seated(model: nn.Module, names: Sequence[str], instead: Callable[..., Any]) -> Iterator[None]:
-    """Replace the forwards of blocks by `instead` in this context. `instead` gets the block's own forward as its first
-    argument.
-    """
+    """Replace blocks' forwards by `instead` in this context. Its first argument is the block's own forward."""
     blocks = dict.fromkeys(model.get_submodule(name) for name in names)
     own = {block: block.__dict__.get("forward") for block in blocks}
     for block in blocks:

@@ -165,7 +165,7 @@ def _of(by_microbatch: Mapping[int, T], microbatches: Range) -> dict[int, T]:
 
 
 def resume(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
-    """Continue this work after a half-open range of microbatches, which `packed_work` has packed on another worker."""
+    """Continue this work after a half-open range of microbatches that `packed_work` has packed elsewhere."""
     work.gradients.resume(microbatches, tensors)
     work.losses |= payload.losses
     work.weights |= payload.weights

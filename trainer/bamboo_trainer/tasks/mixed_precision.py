@@ -38,7 +38,7 @@ def kept_in_fp32(layer: nn.Module) -> set[int]:
 
 
 def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Round a layer's parameters to a dtype in place, except norms'; return the layer. Shared parameters stay shared."""
+    """Round a layer's parameters to a dtype in place, except norms'; return the layer. Shared ones stay shared."""
     made, precise = dict[int, nn.Parameter](), kept_in_fp32(layer)
     for module in layer.modules() if dtype is not torch.float32 else ():
         for name, own in list(module.named_parameters(recurse=False, remove_duplicate=False)):

@@ -346,9 +346,7 @@ HELLO_SECONDS = 5.0
 
 
 class Inbound:
-    """The receiving end of one connection. A link's first connection delivers the frames of all its connections, in
-    order.
-    """
+    """The receiving end of one connection. The first connection of a link delivers all frames of the link, in order."""
 
     def __init__(
         self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: "TcpTransport", buffer: Buffer

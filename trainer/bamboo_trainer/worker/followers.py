@@ -44,7 +44,7 @@ class TurnThread:
     turn is the last one. The first `wake` starts the thread.
 
     seconds: the longest time between two turns. name: the thread's name. warn: called with the error of a turn that
-    fails, unless the turn before has failed.
+    fails, unless the turn before it has failed, too.
     """
 
     def __init__(self, turn: Callable[[bool], None], seconds: float, name: str, warn: Callable[[str], None]) -> None:
