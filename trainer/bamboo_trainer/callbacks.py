@@ -45,8 +45,8 @@ class Callback:
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore the callback's state: on a new root the newest one, after a return to a checkpoint the one saved for
-        it. Not called without a saved state.
+        """Restore the callback's state: on a new root the newest state, after a return to a checkpoint the state saved
+        for it. Not called without a saved state.
         """
 
 

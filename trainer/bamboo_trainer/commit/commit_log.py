@@ -53,8 +53,8 @@ KEPT_STEPS = 3
 class CommitLog:
     """Commits and ready reports by step: the last few, and older ones that a late replica still needs.
 
-    newest: the newest known committed step; before the first commit, the step before the first. end: the step of an
-    early stop, once known.
+    newest: the newest known committed step; before the first commit, the step before the first step. end: the step of
+    an early stop, once known.
     """
 
     def __init__(self, first_step: int, loss_unit: float = 1.0) -> None:

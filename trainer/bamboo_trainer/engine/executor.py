@@ -235,8 +235,8 @@ class Executor:
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
         """Return whether workers that would have to repeat the cell's step might lack frames of another lost cell.
 
-        The log of frames between an owner's cells is lost with the owner. Only parts of one stage do not need it, since
-        one heir has them at one version. The same holds for two owners that are lost at once.
+        The log of frames between an owner's cells is lost with the owner. Only cells that are parts of one stage do not
+        need it, since one heir has them at one version. The same holds for two owners lost at once.
         """
         if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True

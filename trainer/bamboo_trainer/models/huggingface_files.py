@@ -63,7 +63,7 @@ class PublishedWeights:
                 )
 
     def _name(self, name: str) -> str | None:
-        """Return the folder's name for a tensor, perhaps an older name or one with another prefix; None if none."""
+        """Return the folder's name for a tensor, perhaps an older name or one with another prefix, or None."""
         _, _, without = name.partition(".")
         candidates = [name, without, *(f"{base}.{name}" for base in ("model", "transformer", "bert"))]
         for new, old in _OLDER:

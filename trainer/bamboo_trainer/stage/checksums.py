@@ -76,9 +76,7 @@ def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
 
 
 def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Collection[str] = ()) -> str:
-    """Return the sum of the SHA-256 of all tensors and numbers: equal for bit-equal states. without: names to leave
-    out.
-    """
+    """Return the sum of the SHA-256 of all tensors and numbers: equal for bit-equal states. without: names left out."""
     digests = []
     for name, tensor in _named(parameters, optimizer):
         if _slot(name) not in without:

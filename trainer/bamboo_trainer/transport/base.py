@@ -45,7 +45,7 @@ class Transport(Protocol):
     """A network of workers that exchange frames. It never blocks the engine, and never raises because of a peer."""
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
-        """Queue a frame, whose tensors must not be written any more. Dropped if the peer is unknown or down."""
+        """Queue a frame, whose tensors must not change any more. Drop it if the peer is unknown or down."""
         ...
 
     def is_sending(self, peer: WorkerId, lane: Lane) -> bool:

@@ -164,7 +164,7 @@ class Outbound:
         return threading.Thread(target=target, args=args, name=f"bamboo-{name}-{self.peer}-{self.lane}", daemon=True)
 
     def send(self, frame: wire.Encoded) -> None:
-        """Send a small frame at once if the kernel takes it, else queue it. Dropped while the link is down."""
+        """Send a small frame at once if the kernel takes it, else queue it. Drop it while the link is down."""
         with self._lock:
             if self._closed or self._broken:
                 logger.debug("frame to %s dropped: its %s link is down", self.peer, self.lane)
