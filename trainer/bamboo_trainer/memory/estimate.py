@@ -174,7 +174,7 @@ class _Saved:
 
 
 def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
-    """Return the bytes of the optimizer's state for a layer after a step; assume Adam's state if the step needs values."""
+    """Return the bytes of a layer's optimizer state after a step; assume Adam's state if the step needs values."""
     trained = {f"{index}.{n}": nn.Parameter(p.to("meta")) for n, p in layer.named_parameters() if p.requires_grad}
     inner = ScheduledOptimizer(task, list(trained.items())).inner
     if inner is None:
