@@ -44,7 +44,7 @@ def usage(*messages: str) -> NoReturn:
 
 
 def print_table(table: Callable[[int], "RenderableType"]) -> None:
-    """Print a table as wide as the terminal; elsewhere no line wraps. table: builds it for a width in columns."""
+    """Print a table at the terminal's width, else without wrapping. table: builds it for a width in columns."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)

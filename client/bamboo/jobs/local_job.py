@@ -105,7 +105,7 @@ class LocalJob:
 
     @property
     def _progress(self) -> JobProgress:
-        """Return the progress, computed from the newest status on demand, since about twenty come per second."""
+        """Return the progress, computed from the newest status on demand, since about 20 statuses come per second."""
         if (status := self._status) is not None:
             now = local_progress(self._job.spec, status, self._page)
             self._known = replace(
@@ -155,7 +155,7 @@ class LocalJob:
         return self._progress
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
-        """Preempt a worker. worker: None for the last one of the grid. Raises InvalidRequest."""
+        """Preempt a worker. worker: None for the last worker of the grid. Raises InvalidRequest."""
         self._check_runs()
         training = [one for pipeline in self._progress.grid for one in pipeline]
         if not training:

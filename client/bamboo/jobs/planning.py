@@ -62,7 +62,7 @@ def planned(job: JobSource, wanted: PlanOptions) -> tuple[PlanReport, tuple[str,
 
 
 def _bounds(wanted: PlanOptions, spec: JobSpec, now: datetime) -> Bounds:
-    """Return the limits on cost (USD) and time (hours) of the options, else of the manifest's budget.
+    """Return the limits on cost (USD) and time (hours) from the options, else from the manifest's budget.
 
     The manifest's date is ignored if it is past.
     """

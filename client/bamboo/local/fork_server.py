@@ -45,10 +45,10 @@ class ForkServer:
     on_exit: called in the loop with (worker, exit code), negative for a signal; None if the launcher itself died.
 
     on_ask: called in the loop with (worker, step) when a worker that was started with `gate` is about to begin a
-    forward or backward of one of these steps; it waits until `proceed`. on_wait: called in the loop with a sentence now
-    and then while the launcher, or a call, takes long. log: the file that receives everything the workers print.
-    imports: modules that the launcher loads before forking. folders: where the launcher searches the task's modules
-    first, in this order; not Bamboo's modules and their imports. scratch: an existing folder for temporary files, the
+    forward or backward of one of these steps; the worker waits until `proceed`. on_wait: called in the loop with a
+    sentence now and then while the launcher, or a call, takes long. log: the file that receives everything the workers
+    print. imports: modules that the launcher loads before forking. folders: searched first, in this order, for the
+    task's modules, but not for Bamboo's modules and their imports. scratch: an existing folder for temporary files, the
     workers' too.
     """
 

@@ -58,7 +58,7 @@ class StepsHeard:
     def numbered(self, newest: int) -> list[Record]:
         """Return the records of the current attempt, with the number of the history's newest attempt.
 
-        newest: that number; 0 if the history has no attempt: then all records keep their own numbers.
+        newest: the history's newest attempt; 0 if it has none, in which case all records keep their own numbers.
         """
         records: list[Record] = [*self._steps, *self._evaluations]
         if not newest:
@@ -69,8 +69,8 @@ class StepsHeard:
 def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
     """Write the events that no worker has written to the store, and the whole history to a file in the output folder.
 
-    If this process or the store knows of a committed step, the file is written even if the store fails; then it has
-    what this process knows. Raises StorageError, HistoryError of the store after that, or of the folder.
+    If this process or the store knows of a committed step, the file is written even if the store fails; it then has
+    what this process knows. Raises StorageError or HistoryError: for the folder, or, at the end, for the store.
     """
     files, problem = HistoryFiles(url), None
     stored: list[HistoryFile] = []

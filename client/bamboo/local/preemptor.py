@@ -29,13 +29,13 @@ class _MidStep:
 
 
 class Preemptor:
-    """The choice of workers that a local run preempts, and of the moments; the caller kills them.
+    """The choice of the workers that a local run preempts, and when; the caller kills them.
 
-    In the steps of `gate` every worker asks before each forward and backward (`ForkServer`), so that it can be taken
-    after the planned number of them, on a machine of any speed.
+    In the steps of `gate` every worker asks before each forward and backward (`ForkServer`), so that the run can take
+    it after the planned number of them, however fast the machine is.
 
-    microbatches: number in a step, over all pipelines. lost_with: returns the living workers on a worker's node, which
-    are taken together. per_node: workers that fit on a node.
+    microbatches: number of microbatches in a step, over all pipelines. lost_with: returns the living workers on a
+    worker's node, which are taken together. per_node: workers that fit on a node.
     """
 
     def __init__(

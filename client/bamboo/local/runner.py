@@ -311,7 +311,7 @@ class _LocalRun:
             self._timers.append(loop.call_later(self._options.replace_after, self._add, number))
 
     def _add(self, number: int) -> None:
-        """Start `number` workers and the ones that wait for nodes; if recorded nodes lack room, the rest wait."""
+        """Start `number` workers and those still waiting for nodes; workers without room on recorded nodes wait."""
         if self._finish or self._closing:
             return
         wanted = self._without_room + number
@@ -399,9 +399,9 @@ class _LocalRun:
                 self._events.put_nowait(SpecChanged(request.spec))
 
     def _interrupt(self) -> None:
-        """Handle Ctrl-C: the first one in training requests a clean end, which saves the state; any other ends all.
+        """Handle Ctrl-C: the first in training requests a clean end, which saves the state; any other cancels the run.
 
-        While only loggers still write after the end of the job, it ends just that wait.
+        If the job is over and only loggers still write, Ctrl-C ends just the wait for them.
         """
         assert self._task is not None
         if self._logging and not self._closing:  # the job is over; Ctrl-C ends only this wait

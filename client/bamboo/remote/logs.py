@@ -132,7 +132,8 @@ class LogReader:
     def _following(self, worker: RemoteWorker) -> dict[str, str]:
         """Return the query parameters for following a worker's log.
 
-        The first read uses the user's; a read after a broken connection starts where the last one ended (`sinceTime`).
+        The first read uses the user's parameters; a read after a broken connection starts where the last one ended
+        (`sinceTime`).
         """
         at = self._ended_at.get(worker.uid)
         if at is None:

@@ -14,7 +14,7 @@ from bamboo_core.view.job_view import JobView
 class VictimChoice:
     """The user's choice of a worker: exactly one of worker, stage and random; else it raises UsageError.
 
-    worker: its name or number. pipeline: that of `stage`; None for 0.
+    worker: its name or number. pipeline: the pipeline of `stage`; None for pipeline 0.
     """
 
     worker: str | None = None

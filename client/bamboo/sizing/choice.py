@@ -203,7 +203,7 @@ def _value(one: Candidate, name: str) -> str:
 
 
 def _sure(chosen: Assessment) -> str:
-    """Return a sentence on the losses in the runs, and on the certainty that they allow."""
+    """Return a sentence on how many nodes the runs lost, and how often all copies of a stage were lost."""
     runs, losses, fatal = len(chosen.outcomes), int(chosen.total("preemptions")), int(chosen.total("fatal"))
     simulated = chosen.mean("simulated")
     text = f"That is from {count(runs, 'run')} of {time_unit((simulated,)).say(simulated)} on average"

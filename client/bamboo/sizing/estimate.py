@@ -118,7 +118,7 @@ def _profile(world: World, candidate: Candidate) -> ModelProfile:
 
 
 def _split(spec: JobSpec, profile: ModelProfile) -> Ranges:
-    """Return the layers of each stage; where the coordinator chooses the grid, the split respects memory."""
+    """Return the layers of each stage; if the coordinator chooses the grid, they fit in memory if possible."""
     fitting = fitting_split(profile.figures, spec, profile.machine.memory) if spec.elastic else None
     return fitting or layer_ranges(profile.costs, spec.topology, devices=spec.worker.devices)
 

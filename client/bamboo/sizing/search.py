@@ -145,7 +145,7 @@ def _from_ends(count: int) -> list[int]:
 def why_none(count: int, smallest: int, *, bounded: bool) -> str:
     """Return a sentence on why no grid can be used.
 
-    smallest: bytes that the least demanding of the grids that do not fit needs; 0 if there are none. bounded: the job
+    smallest: the fewest bytes that any grid that does not fit would need; 0 if there is no such grid. bounded: the job
     has spec.elastic.
     """
     if smallest:

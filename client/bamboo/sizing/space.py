@@ -30,8 +30,9 @@ class Limits:
 def grids(world: World, limits: Limits) -> Iterator[Candidate]:
     """Yield a candidate for each machine, grid and microbatch, without standbys and otherwise as the job is.
 
-    If several numbers of pipelines leave the busiest pipeline equally many microbatches, only the least is tried, since
-    more are not faster. Where the coordinator chooses the grid, only grids that it may choose are yielded.
+    If several numbers of pipelines leave the busiest pipeline equally many microbatches, only the smallest is tried,
+    since more pipelines are not faster. Where the coordinator chooses the grid, only grids that it may choose are
+    yielded.
     """
     stage_bounds, pipeline_bounds = _grid_bounds(world.spec)
     for name, machine in world.machines.items():

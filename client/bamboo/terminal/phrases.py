@@ -122,7 +122,7 @@ def _went_back(restores: int) -> list[str]:
 
 
 def date(job: JobView, now: datetime) -> str:
-    """Return a phrase on whether the job is done by the date of its budget; "" without a date or live data."""
+    """Return a phrase on whether the job will be done by its budget's date; "" without a date or live data."""
     return date_told(job.live.done_by, now, job.live.eta_seconds) if job.live is not None else ""
 
 

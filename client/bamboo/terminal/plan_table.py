@@ -168,7 +168,7 @@ def _path(path: Sequence[str | int]) -> str:
 
 
 def _looked_at(report: PlanReport) -> str:
-    """Return sentences on how many grids and plans were tried, and which figures are measured, estimated, or chance."""
+    """Return sentences on how many grids and plans were tried, and which figures are measured, estimated, or random."""
     listed, estimated = report.found.shortlist, _estimated(report)
     looked = f"Looked at: {count(listed.grids, 'grid')}"
     if listed.too_large:

@@ -119,8 +119,8 @@ def _content(path: str) -> bytes:
 def read_nodes(paths: Sequence[str]) -> Trace:
     """Read several files as one trace: nodes in one and prices in another, or one file for each zone.
 
-    The trace lasts as long as the longest recording with nodes (of any, if these last no time); later prices are
-    dropped.
+    The trace lasts as long as the longest recording with nodes, or, if no such recording lasts any time, as the longest
+    of all. Later prices are dropped.
 
     Raises NodeTraceError, also if two files name the same node, if there is no node, or if the trace lasts no time.
     """

@@ -88,7 +88,7 @@ def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
 def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
     """Return a sentence if a trace has prices, but none for the zone of one of its nodes; otherwise "".
 
-    all_nodes: only if the zone of no node has a price.
+    all_nodes: return it only if no node's zone has a price.
     """
     zones = dict.fromkeys(change.zone for change in trace.changes) if trace.prices else {}
     if all_nodes and any(price_series(trace, zone) for zone in zones):

@@ -9,7 +9,7 @@ MOST_ROUNDS = 1000
 
 
 def window(trace: Trace, start: float, seconds: float) -> Trace:
-    """Return the `seconds` of a trace from `start` on; it begins with the nodes present at `start`.
+    """Return `seconds` seconds of a trace, from `start` on; the window begins with the nodes present at `start`.
 
     The trace repeats from its beginning, at most MOST_ROUNDS times. A trace without nodes gives an empty window.
     """

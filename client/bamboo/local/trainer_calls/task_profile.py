@@ -34,7 +34,7 @@ DETECTION: Final = "detection: the heartbeat timeout, as of a machine that vanis
 def measure_task(job: JobSource, repeats: int, seconds: float) -> ModelProfile:
     """Measure a task's layers on this machine's device, and return their profile. Raises ProfileError.
 
-    repeats: microbatches whose median counts, and as many again while it is not steady. seconds: limit for repeating.
+    repeats: microbatches for the median, and as many more while it is not steady. seconds: limit for repeating.
     """
     answer = _answer(PROFILE, job, "the task could not be measured", repeats=repeats, seconds=seconds)
     return profile_of(job.spec, answer, repeats)
@@ -120,7 +120,7 @@ def surrounded(
 ) -> ModelProfile:
     """Return the profile with the network's rates and the start time that flags give; None keeps the profile's.
 
-    flow, machine: bytes a second of one connection, and of all. start: seconds.
+    flow, machine: bytes a second per connection and per machine. start: seconds until a worker is ready.
     """
     replace, sources = msgspec.structs.replace, dict(profile.sources)
     network, times = profile.network, profile.times

@@ -118,7 +118,7 @@ class SimulatedTraining:
         self._begin()
 
     def end(self) -> None:
-        """Record the standstill of the grid in which the run ends, if any."""
+        """Record how long the grid has stood still at the end of the run, if it does."""
         if self._begun is not None and self._timer is None and self._idle_since is None:
             self._idle_since = min([self._clock.now, *self._left.values()])  # the remaining workers get no plan
         self._waited()
@@ -370,7 +370,7 @@ class SimulatedTraining:
             self._cut(self._current_plan, cut)
 
     def _carry(self, plan: Plan) -> tuple[tuple[int, CheckpointId] | None, bool]:
-        """Begin a checkpoint that is due; return it after its request's number, else None; and whether it is a cut."""
+        """Begin a due checkpoint. Return (its request's number, checkpoint) or None, and whether it is a cut."""
         wish = self._wish
         if wish is None or self.step < wish.at:
             return None, False

@@ -34,8 +34,8 @@ def _money(price: float | None) -> Decimal | None:
 class NodeSupply:
     """The nodes that a simulated job gets, as a scheduler places the operator's pods (`spread`, zones in templates).
 
-    Spot pools are tried in order; their templates' zones decide which nodes are theirs. If nodes have several workers,
-    one with room comes first. price: USD per hour of a spot node, instead of the trace's, pools' and profile's.
+    Spot pools are tried in order; their templates' zones decide which nodes are theirs. If a node holds several
+    workers, nodes in use are filled first. price: USD per hour of a spot node, in place of any other price.
     """
 
     def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
@@ -77,7 +77,7 @@ class NodeSupply:
         return used
 
     def take(self) -> SimulatedNode | None:
-        """Place a worker on a spot node, by pool, zone and then age, and return the node; None if none has room."""
+        """Place a worker on a spot node, by pool, then zone, then age; return the node, None if no node has room."""
         return next((node for pool in self.spot if (node := self._take_of(pool)) is not None), None)
 
     def _take_of(self, pool: NodePool) -> SimulatedNode | None:

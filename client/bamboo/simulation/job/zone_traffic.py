@@ -120,7 +120,7 @@ def _finished_groups(plan: Plan, layout: Layout, cell: Cell, gradients: float) -
 
 
 def _receivers(plan: Plan, layout: Layout, stage: int, zones: Mapping[WorkerId, str] | None) -> list[Counter[WorkerId]]:
-    """Count each owner's pipelines of a stage, in a counter for each owner, or with `zones` for each zone."""
+    """Count the pipelines in which each worker owns the stage: a counter per owner, or with `zones` per zone."""
     owners = defaultdict[str, Counter[WorkerId]](Counter)
     for pipeline in range(layout.pipelines):
         owner = plan.at(Cell(pipeline, stage)).owner

@@ -86,7 +86,7 @@ def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: f
     """Return the outcome of a simulated run, with the rest of the job extrapolated.
 
     ended: why the job ended early; "" if it did not. training: the whole job's. settled: hours after which nodes no
-    longer depend on the start; the pace after that counts if the run trained then, otherwise that since training began.
+    longer depend on the start; if the run trained after that, only the pace from then on counts.
     """
     figures = result.figures
     if ended or not figures.steps:
