@@ -133,8 +133,8 @@ class _Operator:
     # health, readiness and job pages
 
     def _problem(self) -> str | None:
-        """Return why this process must restart; None if it is healthy. It must if the cluster's certificate authority
-        has changed, which a client does not reload, or if a watch or a job is stuck.
+        """Return why this process must restart; None if it is healthy. It must restart if the cluster's certificate
+        authority has changed, which a client does not reload, or if a watch or a job is stuck.
         """
         if self._authority and _authority() not in (None, self._authority):
             return f"the cluster has a new certificate authority ({AUTHORITY_FILE})"

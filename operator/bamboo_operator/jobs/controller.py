@@ -52,8 +52,8 @@ class JobController:
         self._resyncing = asyncio.create_task(self.resync.run(), name="resync")
 
     def begin(self, body: Mapping[str, Any]) -> None:
-        """Start to reconcile a job, in place of an earlier job of its name. Ignored after stop(), and for an earlier
-        job.
+        """Start to reconcile a job, in place of an earlier job of its name. Do nothing after stop(), or if a later job
+        of that name is known.
         """
         key, known = _key(body), self._reconcilers.get(_key(body))
         if self._stopped or (known and _made(body) < _made(known.body)):  # an earlier job of this name
@@ -95,8 +95,8 @@ class JobController:
             self._reconcilers[key] = job.again()
 
     def end(self, body: Mapping[str, Any], *, gone: bool) -> None:
-        """Stop a job that is deleted, or being deleted (not `gone`); in the latter case, its status reports that
-        nothing runs.
+        """Stop a job that was deleted (`gone`) or is being deleted; in the latter case, write a status by which nothing
+        runs.
         """
         key, uid = _key(body), body["metadata"]["uid"]
         known = self._reconcilers.get(key)

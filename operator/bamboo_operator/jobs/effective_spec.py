@@ -1,4 +1,4 @@
-"""The spec that a job runs by: the user's newest one, unless it is invalid or its workers train by another one.
+"""The spec that a job runs by: the user's newest one, unless it is invalid or the workers already train by another.
 
 A job's accepted manifest is the one its workers started with, plus the edits accepted since. It is stored as a
 ControllerRevision, like those of a StatefulSet, because the next operator must manage the workers by it, whatever the
@@ -303,7 +303,7 @@ class EffectiveSpec:
         return problems
 
     async def _dry_run_of(self, pod: dict[str, Any], path: str) -> tuple[str, ...]:
-        """Return the API server's objections to a pod. path: the template's path in the manifest, the pod's only
+        """Return the API server's objections to a pod. path: where the manifest has the template, the pod's only
         unchecked part. A refusal for another reason, such as a quota, is reported when the pods are created. Raises
         JobGone.
         """
@@ -326,7 +326,7 @@ class EffectiveSpec:
 
 
 def _changed_task(plan: str, spec: JobSpec) -> tuple[str, ...]:
-    """Return the problem of a task that was changed after the job had begun; () without one, or to suspend the job."""
+    """Return the problem of a task changed after the job began; () if unchanged, or if the job is to be suspended."""
     began = BambooJobStatus(plan=plan).plan_record.task
     if spec.suspend or began is None or began == task_digest(spec):
         return ()

@@ -26,7 +26,7 @@ class ReconcileSchedule:
     left to do.
 
     A job is not over before its end is written, or another operator would run it again. Events that cannot be posted
-    delay that for a limited time.
+    delay this end for a limited time.
     """
 
     ended: float = -math.inf
@@ -58,7 +58,7 @@ class ReconcileSchedule:
         """Return the time of the next reconciliation.
 
         urgent: since when an urgent one is requested. changed: since when an input of a reconciliation has changed.
-        None: not at all.
+        Either is None if that has not happened.
         """
         times = [self.next]
         if urgent is not None:

@@ -436,8 +436,8 @@ class JobReconciler:
 async def turn(turns: asyncio.Semaphore, heartbeat: Callable[[], None]) -> AsyncIterator[None]:
     """Limit concurrent reconciliations: acquire the semaphore for the block, first come, first served.
 
-    With few at once, the coordinators of all jobs decide before the API calls of any job take the time. heartbeat:
-    called while the job waits, so that it does not count as stuck.
+    Since few run at once, their API calls do not keep other jobs' coordinators from deciding. heartbeat: called while
+    the job waits, so that it does not count as stuck.
     """
     beating = asyncio.create_task(_beat(heartbeat))
     try:

@@ -100,7 +100,7 @@ class LeaseRecord:
 class ObservedLease:
     """A Lease's record, and since when (monotonic seconds) it has been seen unchanged.
 
-    Time in which the API server did not answer is left out.
+    Time in which the API server did not answer does not count.
     """
 
     record: LeaseRecord

@@ -252,7 +252,7 @@ def _own(spec: Json, env: list[Json]) -> None:
 
 
 def network_policy(job: JobSpec, uid: str) -> dict[str, Any]:
-    """Return the NetworkPolicy of a job's workers: only they may connect to each other, and any pod to their metrics.
+    """Return the NetworkPolicy of a job's workers: only they may connect to each other, but any pod may read metrics.
 
     Between workers all ports are open, since each uses any free one. Outgoing connections are not restricted.
     """

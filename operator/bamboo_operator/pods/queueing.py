@@ -70,8 +70,8 @@ def _label(pod: Json, key: str) -> str | None:
 
 
 def with_priority_class(pod: dict[str, Any], name: str | None) -> dict[str, Any]:
-    """Return the pod with the label of that WorkloadPriorityClass; None leaves it as it is. Its revision stays the
-    same.
+    """Return the pod with the label of that WorkloadPriorityClass; None leaves the pod as it is. The pod's revision
+    stays the same.
     """
     if name is None:
         return pod
@@ -100,7 +100,7 @@ def unmanaged(job: JobSpec, pods: Iterable[Json]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldQuota:
-    """A record of quota that a job holds in vain: it is too little to begin with, and other jobs may wait for it.
+    """A record of quota that a job holds in vain: too little for the job to begin, while other jobs may wait for it.
 
     since: when that began (time.monotonic()); None if the job does not hold quota in vain. times: how often the job has
     given quota back since it last trained. until: when it requests quota again. uid: the job's UID, which makes its

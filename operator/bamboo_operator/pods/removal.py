@@ -20,7 +20,7 @@ def exit_seconds(pod: Mapping[str, Any], *, logging: bool) -> float:
     """Return the seconds in which a worker that was asked to stop should exit.
 
     logging: the worker's loggers still write the rest of the history, for which they have the pod's grace period in
-    addition. If the pod were deleted meanwhile, they would have only that.
+    addition. If the pod were deleted now, they would have only that period.
     """
     return EXIT_SECONDS + grace_period(pod) if logging else EXIT_SECONDS
 

@@ -205,7 +205,7 @@ def _made_at(pod: Mapping[str, Any]) -> datetime | None:
 
 def _held(status: Status, job: JobSpec) -> bool:
     """Return whether two workers hold every stage (if the job has redundancy or several pipelines) and no worker runs
-    two.
+    two stages.
     """
     owners = Counter(owner for row in status.grid for owner, _ in row)
     alone = job.redundancy.mode is RedundancyMode.NONE and len(status.grid) == 1

@@ -80,8 +80,8 @@ class StartBackoff:
     detail: str = ""  # how the last one ended
 
     def after(self, number: int, made: int, now: float, detail: str) -> "StartBackoff":
-        """Return the backoff after one more worker that ended before it joined. number: the worker's number; made:
-        workers made so far.
+        """Return the backoff after one more worker that ended before it joined. number: the worker's number; made: how
+        many workers were made so far.
 
         Workers that were created together, and end together, are one round.
         """
@@ -209,7 +209,7 @@ def _of(pod: Json, events: Mapping[str, StartupProblem]) -> Iterator[StartupProb
 
 
 def _unschedulable(pod: Json) -> Json | None:
-    """Return the pod's condition by which the scheduler finds no node for it; None without it."""
+    """Return the pod's condition that says that the scheduler finds no node for it; None if it has none."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     found = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("reason") == UNSCHEDULABLE)
     return next(found, None)

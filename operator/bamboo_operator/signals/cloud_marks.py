@@ -24,8 +24,8 @@ NTH_ACTION_TIME = "aws-node-termination-handler/action-time"  # label: when the 
 
 @dataclass(frozen=True, slots=True)
 class DisruptionMark:
-    """A mark by which a node will be taken away. source: a CamelCase reason. predicate: completes the sentence "node N
-    ...".
+    """A mark that announces that a node will be taken away. source: a CamelCase reason. predicate: completes the
+    sentence "node N ...".
     """
 
     source: str

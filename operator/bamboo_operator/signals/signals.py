@@ -50,8 +50,8 @@ class Signal:
 def worker_signal(pod: Json, node: Json | None, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
     """Return the strongest signal of a worker's pod and node; None if there is none. node: None if unknown.
 
-    own: the installation's own marks. A container ended by a signal on a node that will be taken away did not fail: its
-    signal has no exit code.
+    own: the installation's own marks. A container killed by a POSIX signal on a node that will be taken away did not
+    fail: the returned Signal has no exit code.
     """
     of_pod = pod_signal(pod, now)
     of_node = node_signal(node, now, own) if node else None
@@ -69,7 +69,7 @@ def _strongest(*signals: Signal | None) -> Signal | None:
 def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
     """Return the strongest signal of a node's taints, conditions, labels, annotations and deletion; None without any.
 
-    A mark without a time gives the seconds of the node's own label, else those of `cloud_marks`.
+    For a mark without a time, the notice is that of the node's own label, else that of `cloud_marks`.
     """
     name = _metadata(node).get("name", "")
     usual = _own_seconds(node)
@@ -219,7 +219,7 @@ def _signal(name: str, mark: DisruptionMark, left: float | None) -> Signal:
 
 
 def _disruption(pod: Json) -> str | None:
-    """Return the reason by which a pod is being, or was, removed through no fault of its worker; None without one."""
+    """Return the reason why a pod was or is being removed, if not for a fault of its worker; None without one."""
     metadata, status = _metadata(pod), pod.get("status") or {}
     for condition in status.get("conditions") or ():
         targeted = condition.get("type") in marks.TARGETED and condition.get("status") == "True"

@@ -21,7 +21,7 @@ from bamboo_operator.status.merge_patch import either, merge_patch
 
 class StatusWriter:
     """The only writer of a job's status. existing: the status in the cluster. earlier: the status before the newest
-    coordinator, to whose counts the coordinator's are added.
+    coordinator; the coordinator's counts are added to its counts.
     """
 
     def __init__(self, job: JobIdentity, existing: Mapping[str, Any], api: KubeApi) -> None:
