@@ -70,8 +70,8 @@ def undisturbed_job(job: JobSource, ran: Summary) -> JobSource:
 
     It has one pipeline less than the manifest, or than the grid at the end of `ran` if the coordinator chose the grid.
     With a single pipeline it has one stage less, so that it takes no more memory on a worker than the job with its
-    replicas. If the job had no room for replicas, it has none for longer stages either, and is compared on the same
-    grid. The copy has no checkpoints and no budget.
+    replicas. A job without room for replicas has none for longer stages either, and runs again on the same grid. The
+    copy has no checkpoints and no budget.
     """
     spec, topology = job.spec, job.spec.topology
     stages, pipelines = ran.grid if spec.elastic and ran.grid else (topology.stages, topology.pipelines)

@@ -46,8 +46,8 @@ MOST_COUNTED = 256  # posted events whose repetitions are counted
 class EventQueue(deque[Emit]):
     """The events of a job that are yet to be posted.
 
-    record: the job's page, which shows an event at once; None if it does not exist yet. posted: the name and count of
-    the Kubernetes event for each posted message.
+    record: the timeline of the job's page, which shows events at once; None if there is none yet. posted: the name and
+    count of the Kubernetes event for each posted message.
     """
 
     def __init__(self, record: JobTimeline | None = None) -> None:

@@ -153,7 +153,7 @@ class JobRecord:
 
     @property
     def _trained(self) -> float:
-        """The seconds of steps that count."""
+        """The seconds of training, without repeated steps and pauses."""
         whole = sum(until - since for since, until, _ in self.steps) - self.redone
         return max(0.0, whole - sum(seconds for _, seconds in self.pauses))
 

@@ -134,7 +134,7 @@ def node_terms(spec: JobSpec, pool: NodePool | None = None) -> tuple[Mapping[str
 
 
 def _about(term: Mapping[str, Any], operator: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the zone label's expressions in a node selector term. operator: In or NotIn."""
+    """Yield the expressions on the zone label in a node selector term. operator: In or NotIn."""
     for one in term.get("matchExpressions") or ():
         if one.get("key") == names.LABEL_ZONE and one.get("operator") == operator:
             yield one

@@ -41,7 +41,7 @@ class MachineKind:
 class Market:
     """A supply of spot nodes in the job's zones: a recorded trace, or settings for generated nodes.
 
-    A seed is a place to begin in the recording, or the seed of the generated nodes.
+    A seed chooses where to begin in the recording, or how to generate the nodes.
     """
 
     recording: Trace | None = None
