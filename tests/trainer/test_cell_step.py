@@ -77,7 +77,11 @@ def test_all_is_done_once_in_order_and_bounded(p: int, m: int, data: st.DataObje
 
 @given(stages, microbatches, orders, st.data())
 def test_no_schedule_keeps_more_than_it_says(p: int, m: int, order: StageOrder, data: st.DataObject) -> None:
-    """ZB-H1 keeps what 1F1B's first stage keeps. Weight gradients come in order, each after its input gradient."""
+    """A stage keeps the activations of at most `in_flight` microbatches, never more than the first stage's limit.
+
+    Forwards and backwards come in the order of 1F1B, and weight gradients in the order of the input gradients, each
+    after its own.
+    """
     stage = data.draw(st.integers(0, p - 1))
     plain, program = one_f_one_b(stage, p, range(m)), order.program(stage, p, range(m))
     assert [(isinstance(i, Forward), i.microbatch) for i in program if not isinstance(i, BackwardWeight)] == [

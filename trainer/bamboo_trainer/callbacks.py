@@ -11,11 +11,11 @@ from bamboo_trainer.loggers import LoggerFacts
 
 
 class Callback:
-    """A follower of a training, called on the root worker only, by a separate thread, one call at a time, in the
-    history's order. fails_job: an exception ends the job (`CallbackFailed`); otherwise it is reported, and this
-    callback is not called any more, unless the job restarts from a checkpoint.
+    """Base class of callbacks, which follow a job's training. Only the root worker calls them, from a separate thread,
+    one call at a time, in the history's order.
 
-    facts: the job's name, run and history folder.
+    fails_job: if True, an exception ends the job (`CallbackFailed`); if False, it is reported, and the callback is not
+    called again unless the job restarts from a checkpoint. facts: the job's name, run and history folder.
     """
 
     fails_job: bool = False

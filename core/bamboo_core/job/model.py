@@ -1,4 +1,4 @@
-"""The types of a BambooJob as its API: annotations, marks, and a generic reader.
+"""The annotations and marks of fields that make dataclasses the API of a BambooJob, and a generic reader of manifests.
 
 A field's annotation gives the form of its values (`bamboo_core.job.forms`; booleans, enumerations and other such types
 need none) and its marks. The text below a field is its description. The parser (`read_object`), the CRD and docs/api.md

@@ -379,8 +379,8 @@ def lease_path(namespace: str, name: str) -> str:
 
 
 def _only(uid: str, grace_seconds: int | None = None, propagation: str | None = None) -> Object:
-    """Return DeleteOptions for the object with that UID only, not for a successor of the same name. grace_seconds: the
-    pod's own if None. propagation: to owned objects, such as Background; the kind's own if None.
+    """Return DeleteOptions for the object with that UID only, not for a successor of the same name. grace_seconds: None
+    for the pod's own. propagation: how owned objects are deleted, such as "Background"; None for the kind's default.
     """
     body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
     if grace_seconds is not None:

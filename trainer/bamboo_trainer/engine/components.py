@@ -313,8 +313,9 @@ class Components:
         self.executor.execute(cell_step)
 
     def _report_or_send(self) -> None:
-        """Report a step, or send its final gradients, which the optimizer's step would use up. The report goes first,
-        since copying gradients takes long, unless it has to wait for a replica that needs them.
+        """Report a step if a report is ready; otherwise send a replica the oldest queued final gradients, before the
+        optimizer's step overwrites them. Reports go first because copying gradients is slow. A report that has to wait
+        until a replica has its gradients is not ready.
         """
         reporting = self.executor.next_ready(only=ReportReady)
         if reporting:

@@ -72,8 +72,8 @@ class LayerCopies:
         clock: Callable[[], float],
         memory: Callable[[], HostMemory | None] = lambda: None,
     ) -> None:
-        """Create the record. coordinator: gets reports on held layers. clock: seconds. memory: returns the host's
-        memory, or None if no limit is known.
+        """Begin without copies. coordinator: gets reports on held layers. clock: returns the time in seconds. memory:
+        returns the host's memory, or None if no limit is known.
         """
         self._worker, self._files, self._coordinator, self._clock = worker, files, coordinator, clock
         self._memory = memory

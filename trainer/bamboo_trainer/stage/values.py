@@ -329,7 +329,8 @@ class StageValues:
         """Return copies of the state of these layers, by number; of the stage's own if None. A layer of another stage
         has only the tied parameters that this stage has too.
 
-        shown: include entries of the layers' state_dict that are no state, for its readers.
+        shown: include the names of all entries of the layers' state_dict, and the values of those that are not part of
+        the training state, so that a reader can rebuild the state_dict.
         """
         return self._taken(self.layers if only is None else only, shown=shown)
 

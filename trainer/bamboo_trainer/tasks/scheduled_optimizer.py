@@ -119,9 +119,8 @@ def require_learning_rate(task: Task) -> None:
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Make torch's fused kernel update the parameter groups whose kernel the task leaves open, before the first step.
-
-    Parameters must be contiguous: the kernel needs that, and does not check it.
+    """Use torch's fused kernel for each parameter group of Adam or AdamW for which the task names no kernel. Call it
+    before the first step. Groups with parameters that are not contiguous are left out: the kernel does not check that.
     """
     for one in optimizer.parts if isinstance(optimizer, Combined) else (optimizer,):
         for group in one.param_groups if type(one) in _FUSED and "step" not in vars(one) else ():
