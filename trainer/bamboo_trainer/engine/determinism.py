@@ -50,9 +50,8 @@ class StateChecks:
         self._states, self._log, self._coordinator = shared.states, shared.log, shared.coordinator
         self._steps, self._deterministic = shared.ports.steps, shared.ports.deterministic
         self._sent: dict[int, dict[int, StateSums]] = {}
-        self._checkpoint = (
-            0  # version of the newest checkpoint: the coordinator commits it once all holders sent its checksums
-        )
+        # Version of the newest checkpoint: the coordinator commits it once all holders have sent its checksums.
+        self._checkpoint = 0
 
     def take_roles(self) -> None:
         """Forget the checksums of stages that are no longer held here."""

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from io import BufferedReader
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from bamboo_core.complaints import said_by
@@ -160,8 +160,8 @@ class Outbound:
         self._end = ""  # why it ended
         self.thread = self._thread("tx", self._run)
 
-    def _thread(self, name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
-        return threading.Thread(target=target, args=args, name=f"bamboo-{name}-{self.peer}-{self.lane}", daemon=True)
+    def _thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=target, name=f"bamboo-{name}-{self.peer}-{self.lane}", daemon=True)
 
     def send(self, frame: wire.Encoded) -> None:
         """Send a small frame at once if the kernel takes it, else queue it. Drop it while the link is down."""
@@ -314,10 +314,11 @@ class Outbound:
         try:
             while not self._end and (buffers := queue.get()):
                 size, count = sum(map(len, buffers)), 1
-                while size < wire.COALESCE and not queue.empty() and (more := queue.get()):
-                    buffers += more
-                    size += sum(map(len, more))
-                    count += 1
+                with contextlib.suppress(Empty):  # another sender of large frames may take the next one first
+                    while size < wire.COALESCE and (more := queue.get_nowait()):
+                        buffers += more
+                        size += sum(map(len, more))
+                        count += 1
                 for buffer in wire.coalesce(buffers):
                     self._send_paced(sock, memoryview(buffer))
                 with self._changed:
