@@ -1,1 +1,1 @@
-"""The coordinator of a job: a pure function of state, event and time, and the status that its shells show."""
+"""The coordinator, which makes a job's decisions as a pure function of state, event and time, and the job's status."""

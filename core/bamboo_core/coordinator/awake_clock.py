@@ -1,4 +1,4 @@
-"""The clock of a shell that may be stopped (Ctrl-Z, SIGSTOP, a suspended machine)."""
+"""A clock for a process that runs a coordinator and may be suspended (Ctrl-Z, SIGSTOP, a machine that sleeps)."""
 
 import time
 from collections.abc import Callable
@@ -7,10 +7,10 @@ LONGEST_STEP_SECONDS = 0.25
 
 
 class AwakeClock:
-    """A monotonic clock in seconds that advances by at most LONGEST_STEP_SECONDS from one reading to the next.
+    """A monotonic clock, in seconds, that stands still while the process is suspended.
 
-    A shell reads it many times a second, so it leaves out the time in which this process stood still, and the
-    coordinator does not declare workers lost that it could not hear.
+    From one reading to the next it advances by at most LONGEST_STEP_SECONDS; the process reads it many times a second.
+    So the coordinator does not declare workers lost only because it could not hear them while it was suspended.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

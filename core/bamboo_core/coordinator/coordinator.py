@@ -79,7 +79,7 @@ def initial(
 def with_workers(
     state: CoordinatorState, *, requested: int, gone: frozenset[WorkerId], counted: frozenset[WorkerId]
 ) -> CoordinatorState:
-    """Add the workers that a shell already has to the initial state of a coordinator.
+    """Return a new coordinator's state with the workers that its shell (operator, local runner) has started before.
 
     requested: number of workers that may still join. gone: workers whose loss was handled before. counted: workers that
     may still join but whose preemption is not counted, because an earlier coordinator heard their notice or released
@@ -155,10 +155,10 @@ def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool
 
 
 def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: CoordinatorState) -> bool:
-    """Return whether a message is one of many alike, about a plan, a copy or a checkpoint, and not the last of them.
+    """Return whether a worker's report on a plan, replica or checkpoint can be recorded without making decisions.
 
-    A thousand workers send one after every plan or checkpoint, and only the last one needs decisions. While the
-    coordinator asks which state is lost, or which workers have begun, each one may need them.
+    A thousand workers send such a report after every plan or checkpoint, and only the last one needs decisions. While
+    the coordinator looks for a lost state, or layers move between workers (`plan.sources`), any report may need them.
     """
     plan = after.plan
     if after.phase != "Running" or plan is None or plan.sources or after.inquiry.began_at is not None:

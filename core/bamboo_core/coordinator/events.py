@@ -18,8 +18,8 @@ from bamboo_core.planning.plan import WorkerId
 class WorkerLost:
     """A worker that is certainly gone: its process exited, or its pod or node was deleted.
 
-    exit_code: 0 or more if the worker ended for its own reasons, which counts towards backoffLimit; None or a negative
-    one is a disruption. removed: the shell ended it because the coordinator had declared it lost before.
+    exit_code: 0 or more if the worker ended by itself, which counts towards backoffLimit except for EXIT_FENCED; None
+    or negative if it was disrupted. removed: the shell ended it because the coordinator had declared it lost before.
     """
 
     worker: WorkerId
@@ -30,7 +30,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkersAbsent:
-    """Workers that a restarted coordinator knows from a plan and whose pods or processes its shell does not find.
+    """Workers that are in the plan of a restarted coordinator but have no pod or process any more.
 
     They were lost while no coordinator ran. Unlike the workers of WorkerLost they do not count as requested.
     """
@@ -71,8 +71,8 @@ class RequestsWithdrawn:
 class PricesReported:
     """Prices of workers, in money per hour.
 
-    workers: the price of each present worker. more: (price, number of workers) of further workers in the order in which
-    they would come; beyond these the last price holds. Empty if prices are unknown.
+    workers: the price of each present worker whose price is known. more: (price, number of workers) of further workers,
+    in the order in which they would come; the last price holds for all beyond these. () if no price is known.
     """
 
     workers: Mapping[WorkerId, float]
@@ -128,7 +128,7 @@ class AddWorkers:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWorker:
-    """A command to the shell to end a worker that does not stop although the coordinator has asked it to."""
+    """A command to the shell to end a worker's process or pod, after a grace period in which it may stop by itself."""
 
     worker: WorkerId
 
@@ -152,7 +152,7 @@ class Takeover:
 
     decide_ms: from the first sign of the loss (a closed channel, a broken link) to the plan. reform_ms: from the
     arrival of the plan until it is in force at the new owner. recompute_ms: until the lost work is repeated. step:
-    number of the step that the loss interrupted, counted from 1.
+    number of the interrupted step, from 1. notice: `victim` was not lost. forwards, backwards: how many were repeated.
     """
 
     epoch: int
@@ -182,7 +182,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of the job, after the coordinator has asked every worker to stop."""
+    """A command to the shell to end the job; the coordinator has asked every worker to stop."""
 
     outcome: Outcome
     reason: str
@@ -213,7 +213,7 @@ class AbandonReason(StrEnum):
 
 
 class RestoreCause(StrEnum):
-    """The cause for which a job goes back to a checkpoint, or ends if it has no checkpoint to go back to."""
+    """Why a job goes back to a checkpoint, or ends because it has no checkpoint to go back to."""
 
     STAGE_LOST = "StageLost"
     WORKERS_GONE = "WorkersGone"
@@ -301,7 +301,7 @@ class CheckpointSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowWorker:
-    """A straggler. seconds: its time for a microbatch of its stage. usual: the time of other workers."""
+    """A straggler, for display. seconds: its time for a microbatch of its stage. usual: other workers' time."""
 
     worker: WorkerId
     pipeline: int
@@ -316,8 +316,8 @@ class Status:
     """The status of the job for display, metrics and summaries; `job_status.status` builds it.
 
     protected: several workers hold the stage's state in step, on several nodes if a node runs several workers
-    (`spread.workersPerNode`). crowded: nodes with more workers than that, and their number. lacks_room: workers have no
-    room for all requested replicas.
+    (`spread.workersPerNode`). crowded: nodes with more than `spread.workersPerNode` workers, each with its number of
+    workers. lacks_room: workers have too little memory for all requested replicas.
     """
 
     phase: str

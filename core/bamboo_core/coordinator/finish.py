@@ -1,9 +1,9 @@
 """The completion of a job that has done all its steps.
 
 A complete job has its last state in a store: the store of its checkpoints, or one for the last state alone. Usually the
-root marks the commit of the last step, as for any other checkpoint. It cannot if the checkpoint before is still being
-written two steps before the end, or if the request reaches it too late; and a marked checkpoint may be abandoned. In
-both cases the coordinator asks the workers that finished the stages, which keep the states until it releases them.
+root (the worker that commits steps) begins that checkpoint with the last commit. If an earlier one is still being
+written two steps before the end, if the request reaches the root too late, or if the checkpoint is abandoned, the
+coordinator asks the workers that finished the stages. They keep the states until the coordinator stops them.
 """
 
 from hashlib import sha256
@@ -22,7 +22,7 @@ from bamboo_core.text import count
 
 
 def finish_if_done(turn: Turn) -> None:
-    """Finish the job when all cells of a layout have finished and the last state is evaluated, compared and saved."""
+    """Complete a job once its cells have finished and the last state is evaluated, equal on all holders, and saved."""
     state = turn.state
     if state.plan is None or not state.ending.finished or state.checkpoints.writing or saving.is_tidying(turn):
         return  # a checkpoint is still being written
@@ -51,9 +51,8 @@ def _complete(turn: Turn) -> None:
 
 
 def begin(turn: Turn) -> bool:
-    """Begin a checkpoint of the last state, written by the workers that finished its stages.
-
-    Return False if there is nothing to wait for: the job keeps none, has it already, or it has failed for good.
+    """Begin a checkpoint of the last state, written by the workers that finished its stages. Return False, and begin
+    nothing, if the job keeps no last state, has saved it already, or can no longer save it.
     """
     state, c, plan = turn.state, turn.state.checkpoints, turn.state.plan
     if plan is None or not is_missing(state) or c.final_failures >= MOST_FAILURES:
@@ -100,7 +99,7 @@ def _ask(turn: Turn) -> None:
 
 
 def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
-    """Return the connected workers that finished each stage, without those under notice unless all of them are."""
+    """Return, by stage, up to MOST_WRITERS present workers that finished it; workers under notice only if all are."""
     finishers = []
     plan = state.current_plan
     for number in range(len(plan.stages)):

@@ -1,4 +1,4 @@
-"""The guard against silent data corruption by a worker's processor or memory, and tasks that are not deterministic.
+"""The guard against silent data corruption by a worker's processor or memory, and against nondeterministic tasks.
 
 All holders of a stage report checksums of its state, at intervals and for each checkpoint's version; they must be
 equal. Spot checks compute a microbatch again and must get the same bits. After the first difference the job goes back
@@ -24,7 +24,7 @@ CAUSES: Final = (
 
 
 def state_sums(turn: Turn, worker: WorkerId, message: StateSums) -> None:
-    """Compare a worker's checksums of a stage's state with those that its other holders reported (`_differs`)."""
+    """Record a worker's checksums of a stage's state; call `_differs` if an earlier report differs."""
     state, plan, stage, version = turn.state, _plan(turn), message.stage, message.version
     training = state.spec.training
     if plan is None or stage >= len(plan.stages) or version > training.steps or not training.deterministic:
@@ -61,7 +61,7 @@ def _plan(turn: Turn) -> Plan | None:
 
 
 def _differs(turn: Turn, text: str, newest_good: int) -> None:
-    """Go back to a checkpoint from before a difference; end the job at the second one, or if it keeps no checkpoints.
+    """Go back to a checkpoint from before a difference. End the job after a second difference, or without checkpoints.
 
     newest_good: the newest version from before the difference.
     """

@@ -25,11 +25,11 @@ class HistoryFeed:
         self._sent = 0  # to that root
 
     def follow(self, event: object, emits: Iterable[Emit], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """Queue a turn's events; return the root's owner and up to AT_ONCE events to send it, or None if none are due.
+        """Queue the events of a call of `step`; return the root worker and up to AT_ONCE events for it, or None.
 
-        The shell sends them before the turn's commands, because a root that stops has to know what to write. A new
-        root, or one that reconnects, gets all events that are not confirmed. event: the turn's input. emits: its
-        messages to the user. plan: the one in force; None if no history is kept.
+        The shell sends them before the call's other commands, because a root that stops has to know what to write. A
+        new root, or one that reconnects, gets all events that are not confirmed. event, emits: the call's input and its
+        messages to users. plan: the one in force; None if no history is kept.
         """
         for one in emits:
             self.add(one)

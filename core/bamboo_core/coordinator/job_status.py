@@ -1,4 +1,4 @@
-"""The status of a job for display, and the workers that it wants, made from the coordinator's state for its shells."""
+"""The status of a job for display, and the number of workers that the job wants, from the coordinator's state."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -119,11 +119,11 @@ def _write(state: CoordinatorState, now: float) -> CheckpointWrite | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Protection of the plan's cells.
+    """How well copies protect the plan's cells (a stage of a pipeline each) against lost workers and nodes.
 
-    unprotected: cells whose state a single loss takes. replicating: unprotected cells whose replicas will protect them
-    once in step. replicas: number of workers that any cell may lose. nodes: number of nodes of the least spread cell.
-    None without a plan.
+    unprotected: cells whose state would be lost with one worker or node. replicating: unprotected cells whose replicas
+    will protect them once in step. replicas: the number of workers that any cell can lose without losing its state.
+    nodes: the number of nodes that hold the least spread cell. replicas, nodes: None without a plan.
     """
 
     unprotected: tuple[Cell, ...] = ()
@@ -149,7 +149,7 @@ class _Cells:
 def _crowded(state: CoordinatorState) -> tuple[tuple[str, int], ...]:
     """Return the nodes with more workers than `spread.workersPerNode`, each with its number of workers.
 
-    Empty if workersPerNode is 1: then the spread is only a wish, and protection counts workers.
+    Empty if workersPerNode is 1: then workers are spread only as far as possible, and protection counts workers.
     """
     room = state.spec.spread.workers_per_node
     workers = Counter(record.peer.node for record in state.workers.values() if record.peer.node)
@@ -200,11 +200,11 @@ def _digests(state: CoordinatorState) -> tuple[str, ...]:
 class WantedWorkers:
     """The workers that a job's coordinator wants.
 
-    number: wanted workers, including standbys. fewest: workers of the smallest grid that has room, as far as known.
-    chosen: the coordinator has chosen the number by the workers' prices. requested: how many requested workers have not
-    joined. surplus: how many of these are no longer wanted. gone: workers declared lost or refused, for good. stopped:
-    workers that are gone or were asked to leave. misfit: the newest worker that does not fit the other workers, and
-    why. begun: there is a plan. recovering: workers are about to reconnect to a restarted coordinator.
+    number: wanted workers, including standbys. fewest: workers of the smallest grid; if sizes are known, of the
+    smallest that fits in memory. chosen: the coordinator has chosen `number` by the workers' prices. requested: how
+    many requested workers have not joined. surplus: how many of these are no longer wanted. gone: workers declared lost
+    or refused, for good. stopped: workers that are gone or were asked to leave. misfit: the worker refused last for its
+    platform or data, and why. begun: there is a plan. recovering: a restarted coordinator waits for its workers.
     """
 
     spec: JobSpec

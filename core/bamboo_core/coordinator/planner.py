@@ -36,7 +36,7 @@ DRAIN_COMMITS = 2  # commits for which a worker without a stage stays, because i
 
 
 def replan(turn: Turn) -> None:
-    """Take the next step towards the desired plan, if one is due: issue a plan, ask workers, or request a cut."""
+    """Issue the next plan if one is due; otherwise ask for lost states, request a cut, or release workers."""
     turn.put(replace(turn.state.plans, steady=False))
     if turn.state.phase == "Recovering" and not recovered(turn):
         return
@@ -92,7 +92,7 @@ def replan(turn: Turn) -> None:
 
 
 def _forget_unreported(turn: Turn) -> None:
-    """Stop waiting for reports of moved cells (TakenOver) that were lost with a channel: the cells have moved."""
+    """Stop waiting for overdue reports that a cell has moved (TakenOver): they were probably lost with a channel."""
     moves, step, now = turn.state.moves, turn.state.step, turn.now
     awaited = [r for r in moves.recoveries if step < r.step + REPORT_STEPS or now < r.decided_at + REPORT_SECONDS]
     turn.put(replace(moves, recoveries=tuple(awaited)))
@@ -116,7 +116,7 @@ def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
 
 
 def _better_plan(view: PlanningView) -> Plan | None:
-    """Return a better plan, or None. The view is its only input, so an equal view gives None again."""
+    """Return a plan that improves on the view's plan, or None. Pure: an equal view gives None again."""
     return drain(view) or drop_old_layouts(view) or resize(view) or switch_mode(view) or improve(view)
 
 
@@ -143,10 +143,10 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
 
 
 def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
-    """Return how soon a worker under notice must be relieved.
+    """Return how soon a worker under notice must hand over its stages.
 
-    NOW: the worker may be gone before the next step boundary. SOON: there may be no time to fill a spare worker, which
-    may take half of the notice's time.
+    NOW: the worker may be gone before the next step boundary. SOON: too little time may be left to copy a state to a
+    spare worker, which may take half of the notice's time.
     """
     left, step = notice.until - now, state.usual_step or 0.0
     if left < 1.5 * step:
@@ -199,7 +199,7 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
 
 
 def _ended(state: CoordinatorState, workers: Sequence[WorkerId], named: Sequence[WorkerId] = ()) -> str:
-    """Name workers and how they ended, grouped by the same end. named: workers that the sentence names already."""
+    """Name workers and say how they ended, once for each kind of end. named: workers that the sentence names."""
     ends = state.worker_ends.since_commit
     known = {ends[worker].how for worker in named if worker in ends}
     alike: dict[str, list[WorkerId]] = {}
@@ -222,14 +222,14 @@ def _ask(turn: Turn) -> None:
 
 
 def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tuple[WorkerId, ...]]:
-    """Return the workers that hold each stage in the newest version, or one commit behind, which a log can replay."""
+    """Return, by stage, the workers whose copy is the newest version or one commit behind, which a log can replay."""
     newest = max((r.committed for r in reports.values()), default=-1)
     stages = {s for r in reports.values() for s in r.held}
     return {s: tuple(w for w, r in reports.items() if r.held.get(s, -1) >= max(newest, 0)) for s in sorted(stages)}
 
 
 def _look_for_layers(turn: Turn) -> None:
-    """Ask all workers for copies if layers of the cut seem lost; after LAYERS_SECONDS go back to a checkpoint."""
+    """Ask all workers for copies if layers seem lost while they move; after LAYERS_SECONDS go back to a checkpoint."""
     state = turn.state
     if not cut.is_lost(turn):
         if state.inquiry.began_at is not None:
@@ -313,7 +313,7 @@ def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
 
 
 def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:
-    """Return the layers of each stage to start with; None until the costs of layers are known."""
+    """Return each stage's layers (first, end) in the plan to start with; None until the costs of layers are known."""
     if state.plan and len(state.plan.stages) == grid.stages and following.has_room(state, grid, state.plan.stages):
         return state.plan.stages
     if state.layers.costs is None:
@@ -326,8 +326,8 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
 def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) -> None:
     """Reset the coordinator's records to the state before `step`, from which all workers start again.
 
-    since: time that counts as the newest step's. keep_ends: keep the ends of lost workers, so that a job that loses
-    workers and never commits a step ends.
+    since: when progress counts as last made, in seconds. keep_ends: keep the ends of lost workers, so that a job that
+    loses workers and never commits a step ends.
     """
     state = turn.state
     turn.put(
@@ -344,7 +344,7 @@ def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) ->
 
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
-    """Continue from a cut: with another split, or with the same plan once all workers have begun."""
+    """Issue a plan that begins with the state of a cut, or, once all workers have begun, the plan that follows it."""
     state = turn.state
     if plan.origin == plan.epoch:
         restoring.repeats(turn, plan.first_step)
@@ -357,7 +357,7 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
 
 
 def _aim(state: CoordinatorState, now: float) -> Grid:
-    """Return the grid to aim at, with the plan's stages and a schedule that the spec, perhaps edited, allows.
+    """Return the grid that the next plans aim at, with as many stages as now and a schedule that the spec allows.
 
     Another number of pipelines counts only once it has been worth a change for long enough.
     """
@@ -408,7 +408,7 @@ def _release(turn: Turn) -> None:
     """Tell workers under notice to exit once they hold no stage, their log is not needed, and their share of a
     checkpoint is written.
 
-    While no plan is in force, nobody needs them. They may hold the very quota for which their successors wait.
+    While the job does not run, they exit at once: they may hold the quota for which their successors wait.
     """
     state = turn.state
     trains = state.phase == "Running"

@@ -16,7 +16,7 @@ MOST_SECONDS: Final = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierProgress:
-    """Progress under an earlier coordinator, as its shell knows it. step_seconds: the usual duration of a step."""
+    """Progress under an earlier coordinator. step: number of committed steps. step_seconds: a step's usual duration."""
 
     step: int = 0
     step_seconds: float | None = None
@@ -29,11 +29,11 @@ BEGINNING: Final = EarlierProgress()
 class Progress(Record):
     """The progress of the job's steps.
 
-    step: number of committed steps. furthest: the largest such number, even before the job went back to a checkpoint.
+    step: number of committed steps. furthest: its largest value, perhaps before the job went back to a checkpoint.
     counting: whether it is known from which step on this coordinator counts; trained: the steps committed for the first
     time since then. generation: the newest layout that a step was committed with; -1: none yet.
 
-    losses, evaluations: of the newest steps and states. skips: the newest steps that left the model as it was, in
+    losses, evaluations: the newest ones, by step. skips: the newest steps that left the model as it was, in
     order; skipped_steps: the number of such steps since the coordinator counts, without repeated steps. lost_by_step:
     the number of missing microbatches, by step; lost_microbatches: their sum, counted in the same way. gradient_norm,
     learning_rate, metrics: of the newest step. step_seconds: of the newest steps, oldest first.
@@ -121,12 +121,12 @@ class Progress(Record):
         )
 
     def evaluated(self, step: int, found: Mapping[str, float | None], now: float) -> "Progress":
-        """Record the evaluation of the state after `step`."""
+        """Record the evaluation of the state after `step` steps. found: values by metric."""
         known = dict(sorted({**self.evaluations, step: found}.items())[-KEPT_LOSSES:])
         return replace(self, evaluations=known, last_at=now)
 
     def back_at(self, step: int, now: float) -> "Progress":
-        """Go back to the state before `step`. Losses and skips after it are dropped; counts and evaluations stay."""
+        """Go back to the state before `step`: drop losses and skips from it on; keep counts and evaluations."""
         return replace(
             self,
             step=step,

@@ -19,7 +19,7 @@ NAMED = 3  # stages in a sentence; the others are counted
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """The job's protection, with a CamelCase reason and a sentence."""
+    """Whether a job could lose any node or worker without losing state, with a CamelCase reason and a sentence."""
 
     holds: bool
     reason: str

@@ -1,8 +1,8 @@
 """Replacement of fields of a frozen record, like `dataclasses.replace`, but with the same object if no field changes.
 
 So a decision that changes nothing leaves the coordinator's state as it is, and need not compare first. Every message
-of a thousand workers changes one or two of twenty fields of some record; a new value of a dataclass without slots takes
-a third of the time.
+of a thousand workers changes one or two of twenty fields of some record; copying a dataclass without slots takes a
+third of the time that copying one with slots takes.
 """
 
 import dataclasses

@@ -105,7 +105,7 @@ class CoordinatorState:
         return {w: r for w, r in self.workers.items() if r.ready}
 
     def live(self, plan: Plan) -> dict[WorkerId, Peer]:
-        """Return the workers that a successor of this plan may name, in order of joining."""
+        """Return the workers that the next plan may name: ready ones and this plan's workers, in order of joining."""
         named = plan.worker_ids()
         return {w: r.peer for w, r in self.workers.items() if r.ready or w in named}
 

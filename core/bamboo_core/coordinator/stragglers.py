@@ -3,8 +3,8 @@
 Each worker reports the time that it takes for a microbatch of its layers, without waits. A straggler takes longer than
 others by a factor, for `elastic.stabilizationSeconds` and some steps, and thereby delays the job.
 
-A standby takes the place of a slow worker, as if the slow worker had a preemption notice. Without one, the layers are
-split anew (`by_speed`) if that pays, also if layers take longer than counted. Where no split helps, the coordinator
+A standby takes the place of a slow worker, as if the slow worker had a preemption notice. Without a standby, the layers
+are split anew (`by_speed`) if that pays, even if layers, not workers, are slow. Where no split helps, the coordinator
 requests one more worker as a replacement. Limits keep a job whose workers are slow in turn from being rearranged
 forever: the coordinator takes each measure at most once per `REST_SECONDS`, splits anew for the same workers only once
 in that time, and replaces at most as many workers as the job has. See docs/design/stragglers.md.

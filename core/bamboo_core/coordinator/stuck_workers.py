@@ -43,8 +43,8 @@ def check_stuck(turn: Turn) -> None:
 def hint(turn: Turn) -> None:
     """Report once, if no step is committed for long, where workers have been busy (NoProgress).
 
-    A task that hangs does so in all workers, long before the progress deadline. Nothing else follows from the report,
-    since a first call or a large step may take that long.
+    It tells the user, long before the progress deadline, of a task that hangs in all workers. Nothing else follows from
+    the report, since a first call or a large step may take that long.
     """
     state = turn.state
     since = max(state.progress.last_at, state.course.since)

@@ -23,7 +23,7 @@ MOST_SKIPS = 10  # steps in a row that may be skipped
 
 
 def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
-    """Handle a message of one of the job's workers. Ignore other workers, and reports about abandoned states."""
+    """Handle a message of one of the job's workers. Ignore other senders, and reports on states that were abandoned."""
     if worker not in turn.state.workers:
         return
     if isinstance(message, protocol.Heartbeat):
@@ -242,7 +242,7 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
 
 
 def events_after_end(worker: WorkerId, message: object) -> tuple[Emit, ...]:
-    """Return the events for a worker's message after the job's end, when its loggers may still write."""
+    """Return the events for users of a message after the job's end, when a worker's loggers may still send warnings."""
     if not isinstance(message, protocol.WorkerWarning) or message.reason not in AFTER_THE_END:
         return ()
     warning = message.reason != protocol.LOGGERS_AWAITED

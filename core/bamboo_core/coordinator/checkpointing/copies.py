@@ -1,4 +1,4 @@
-"""Copies of a checkpoint's layers in workers' host memory: a restore reads from storage only the layers without one.
+"""Copies of a checkpoint's layers in workers' host memory: a restore reads only layers without a copy from storage.
 
 Workers report their copies (CopiesHeld) and are told which ones to drop (DropCopies). A plan that goes back to a
 checkpoint names a holder for each layer; see docs/design/checkpoints.md.
@@ -17,7 +17,7 @@ from bamboo_core.planning.splits.resplit_plans import Sources, holders_of
 
 
 def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> None:
-    """Record which layers of a checkpoint a worker holds in memory. Ignores reports of layers that do not exist."""
+    """Record which layers of a checkpoint a worker holds in memory. Ignore a report of a layer that does not exist."""
     state = turn.state
     layers = (
         len(state.layers.costs) if state.layers.costs is not None else state.plan.stages[-1][1] if state.plan else None

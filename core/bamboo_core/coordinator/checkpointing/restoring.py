@@ -19,10 +19,10 @@ RESTORE_SECONDS: Final = 24 * 3600.0  # limit from a loss until the next commit:
 
 
 def lost(turn: Turn, reason: str, message: str) -> None:
-    """Handle the loss of a state of which no worker has a copy.
+    """Handle the loss of all copies of a stage's state.
 
     The job goes back to a checkpoint, begins again if no step is committed yet, or else ends as Unrecoverable. Ignored
-    while it is already going back.
+    while the job is already going back.
     """
     if turn.state.phase == "Restoring":
         return
@@ -71,8 +71,8 @@ def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = Fal
 def may_begin_again(state: CoordinatorState) -> bool:
     """Return whether the job may start at the first step if it has no checkpoint to go back to.
 
-    It may if nothing is trained yet or no checkpoint was due yet. It may not if the existing ones cannot be used or the
-    job keeps none: the user may know a better way then.
+    It may if no step is committed yet, or if the job keeps checkpoints and none exists yet. It may not if existing ones
+    are unusable or the job keeps none: the user may know a better way then.
     """
     none_yet = state.spec.checkpoint is not None and not (state.checkpoints.bad or state.restoring.spoiled)
     return nothing_trained(state) or none_yet
@@ -99,7 +99,7 @@ def check_deadline(turn: Turn) -> None:
 def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed) -> None:
     """Look for a checkpoint again, because a worker cannot read the one of the plan in force.
 
-    A damaged one is never used again; one that cannot be read now is tried again.
+    A damaged checkpoint is never used again; a checkpoint that cannot be read at present is tried again.
     """
     state, c = turn.state, turn.state.checkpoints
     plan = state.plan

@@ -97,9 +97,9 @@ def look_after(turn: Turn) -> None:
 def stop(turn: Turn, reason: str, message: str) -> None:
     """End the job, with a checkpoint of its newest state if the job keeps checkpoints and is training.
 
-    No step is committed after that checkpoint, so none is repeated. If the root is lost while workers write it, its
-    heir goes on, and a resumed job repeats a few steps. A coordinator that has just restarted first waits for its
-    workers.
+    No step is committed after that checkpoint, so a resumed job repeats none. If the root is lost while workers write
+    the checkpoint, the worker that takes over commits more steps, which a resumed job repeats. A coordinator that has
+    just restarted first waits for its workers.
     """
     state = turn.state
     unheard = state.phase == "Recovering"
@@ -137,7 +137,7 @@ def stop_if_kept(turn: Turn) -> None:
 
 
 def _lacks_pause(state: CoordinatorState) -> bool:
-    """Return whether to ask the root again, with `pause`: it was asked before the job had to end and has not begun."""
+    """Return whether the open request to the root lacks `pause`, because it is from before the job had to end."""
     c, stopping = state.checkpoints, state.ending.stopping
     asked_before = stopping is not None and c.writing is None and c.since < stopping.since
     return asked_before and state.step < state.spec.training.steps
@@ -154,7 +154,7 @@ def _keep_the_endangered(turn: Turn) -> None:
 
 
 def _came_too_late(turn: Turn) -> bool:
-    """Return whether the last step is committed and the root has since had time to answer two requests."""
+    """Return whether the root missed the requested checkpoint: the last step was committed some time ago without it."""
     state = turn.state
     over = state.step >= state.spec.training.steps
     return over and turn.now - state.progress.last_at > 2 * AGAIN_SECONDS
@@ -185,7 +185,7 @@ def _request(turn: Turn, at: int) -> None:
 
 
 def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
-    """Return the writers that are gone, or no longer hold their stage, before they have written it."""
+    """Return the writers that are gone or no longer hold their stage, and have not written all their layers of it."""
     state, c, lost = turn.state, turn.state.checkpoints, set()
     for stage, writers in enumerate(c.writers):
         layers, holders = plan.stages[stage], plan.holders_of(stage)
@@ -222,7 +222,7 @@ def _unwritten(c: CheckpointState, worker: WorkerId, layers: tuple[int, int]) ->
 
 
 def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
-    """Return the layers of the checkpoint in progress of which no file is known to be durable."""
+    """Return the layers of the checkpoint in progress whose files are not known to be durable."""
     return frozenset(range(plan.stages[-1][1])) - c.parts.keys()
 
 

@@ -57,7 +57,7 @@ def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates
 
 
 def lacks_room(state: CoordinatorState, plan: Plan) -> bool:
-    """Return whether stages get fewer replicas than requested because workers lack the memory."""
+    """Return whether workers lack memory for the requested replicas; False while the layers' sizes are unknown."""
     wanted = state.spec.redundancy.on(plan.target.pipelines, apart=are_owners_apart(state, plan)).kept
     return state.layers.costs is not None and redundancy(state, plan).kept < wanted
 
@@ -210,8 +210,8 @@ def _nearest(modelled: Callable[[float], float], seconds: float) -> float:
 def best(state: CoordinatorState, rates: GridRates, workers: int) -> GridRate | None:
     """Return the fastest grid for a number of workers, or None if they can run none.
 
-    Measured step times take the place of modelled ones. The ratio of measured to modelled time on the current grid
-    scales the times of all other grids.
+    Measured step times take the place of modelled ones. The ratio of measured to modelled time on the grid that was
+    measured last scales the modelled times.
     """
     fastest = ranked(state, rates, workers, 1)
     return fastest[0] if fastest else None
@@ -318,9 +318,9 @@ def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, 
 def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: float, now: float) -> float:
     """Return the seconds for which another grid must have been better before the job changes to it.
 
-    To grow, that is the time in which the change earns back its pause, because more workers may come: waiting then
-    costs no more than one change too many. It is at most `elastic.stabilizationSeconds`. If workers run several stages,
-    the change waits only for a worker that is expected before it would earn back its pause.
+    With a complete grid, that is the time in which the change earns back its pause, since more workers may come soon,
+    but at most `elastic.stabilizationSeconds`. If workers run several stages, the job waits only for the successor of a
+    lost worker, if one is expected within that time; else the result is 0.
     """
     brought_in = stopped * now_seconds / max(1e-9, now_seconds - then.seconds)
     if not is_short(state):

@@ -59,7 +59,7 @@ def keep_rates(turn: Turn) -> None:
 def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
     """Return the grid to which a change pays, by measured times of layers, or None.
 
-    First update the number of workers to hold. Report it if no grid fits an edit.
+    First update the number of workers to hold. Emit an event if no grid fits an edit.
     """
     state = turn.state
     assert state.spec.elastic is not None
@@ -75,7 +75,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
 
 
 def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
-    """Return the grid whose pipelines the workers fill, while layers are unmeasured; None if in use or if none fits."""
+    """Return a grid with as many pipelines as workers fill, until layers are measured; None if in use or none fits."""
     grid = grid_of(state.current_plan)
     found = _guess(state, rates, holding.counted(state, state.staying))
     if found is None or found.pipelines == grid.pipelines:
@@ -98,7 +98,7 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 
 
 def _note(turn: Turn, staying: int) -> None:
-    """Record which workers stay, and their number (`staying`)."""
+    """Record which workers stay (have no notice), and the number of ready ones among them (`staying`)."""
     state = turn.state
     leaving = [w for w in state.holding.staying if w in state.noticed]
     spared = sum(1 for w in leaving if state.membership.leaving[w].spared and state.workers[w].ready)
@@ -118,7 +118,7 @@ def _has_to_change(state: CoordinatorState) -> bool:
 
 
 def _is_split_too_large(state: CoordinatorState) -> bool:
-    """Return whether the present split does not fit in memory with the replicas that another split has room for."""
+    """Return whether the present split of the layers lacks memory for replicas for which another split has room."""
     plan = state.current_plan
     return not has_room(state, grid_of(plan), plan.stages)
 
@@ -278,7 +278,7 @@ def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
 
 
 def report_choice(turn: Turn, grid: Grid) -> None:
-    """Report the chosen grid (GridChosen), once layers are measured with its and other grids' expected speed."""
+    """Report the chosen grid (GridChosen); once layers are measured, with its and other grids' expected speeds."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = state.staying
     text = f"{_described(grid, state)} for {count(workers, 'worker')}"

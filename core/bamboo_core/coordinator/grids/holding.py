@@ -1,4 +1,4 @@
-"""The number of workers worth their price (`elastic.objective: Value`), and the choice of workers to give back. Pure.
+"""How many workers are worth their price (`elastic.objective: Value`), and which workers the job gives back.
 
 A worker that adds less than it costs is given back and not replaced. See docs/design/grids.md.
 """
@@ -61,7 +61,7 @@ def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
 
 
 def seen(state: CoordinatorState, now: float) -> Holding:
-    """Return the record with the workers that stay now, and with the losses and hours of workers that left since."""
+    """Return the updated record of the workers that stay, with the losses and hours of workers that have left since."""
     known = state.holding
     staying = {w: r.peer.zone for w, r in state.workers.items() if state.stays(w)}
     if staying.keys() == known.staying.keys():
@@ -77,7 +77,7 @@ def seen(state: CoordinatorState, now: float) -> Holding:
 
 
 def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
-    """Return whether a worker counts as lost: it was neither given back nor replaced. Its end may never be known."""
+    """Return whether a worker that left counts as lost: it was neither given back nor replaced as a straggler."""
     notice = state.membership.leaving.get(worker)
     return notice is None or not (notice.spared or notice.replaced)
 
@@ -180,7 +180,7 @@ class Worth:
         return self._speeds[workers]
 
     def price(self, held: int) -> float:
-        """Return the price per hour of `held` workers and standbys: the cheapest present ones, then the next ones."""
+        """Return the price per hour of `held` workers and standbys: the cheapest present ones, then further ones."""
         held += self._state.spec.standby.workers
         here = min(held, len(self._sums) - 1)
         return self._sums[here] + self._more[held - here]
@@ -289,7 +289,7 @@ def counted(state: CoordinatorState, workers: int) -> int:
 
 
 def _order(state: CoordinatorState, worker: WorkerId, now: float) -> tuple[float, float, int, str]:
-    """Return a worker's sort key: the most expensive workers, then those in risky zones, come last and leave first."""
+    """Return a worker's sort key: by price, then by its zone's rate of losses. The job gives back the last workers."""
     known = state.holding
     price = known.prices.get(worker, known.more[0][0] if known.more else UNPRICED)
     zone = state.workers[worker].peer.zone if worker in state.workers else ""
@@ -297,7 +297,7 @@ def _order(state: CoordinatorState, worker: WorkerId, now: float) -> tuple[float
 
 
 def is_too_large(state: CoordinatorState) -> bool:
-    """Return whether some workers that run stages are to be given back."""
+    """Return whether the grid has more cells than the job should hold workers, so that owners are given back."""
     cells = grid_of(state.current_plan).cells
     return cells > counted(state, cells)
 

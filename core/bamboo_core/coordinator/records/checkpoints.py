@@ -99,7 +99,7 @@ class CheckpointState(Record):
         return replace(updated, early=dict(list(early.items())[-MOST_EARLY:]))
 
     def uncommitted(self) -> tuple[CheckpointId, ...]:
-        """Return the checkpoints of which parts may be written, and whose manifest no worker was asked to write."""
+        """Return the checkpoints that may have parts in the store but whose manifest no worker was asked to write."""
         return (*self.early, *((self.writing,) if self.writing and self.asked is None else ()))
 
     # existing checkpoints
@@ -114,13 +114,13 @@ class CheckpointState(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoringState(Record):
-    """The checkpoint with which the job begins, and why it goes back to one (`restoring`).
+    """The search for the checkpoint with which the job begins or to which it goes back (`restoring`).
 
-    looked: whether the coordinator knows with which checkpoint the job begins. found: that checkpoint; None: the job
-    begins without one. asked, asked_at: the worker that reads the store now, and since when. question: the number of
-    the newest question. pausing: wait before the store is asked again. spoiled: no existing checkpoint is usable.
-    problem: why the store gives no answer. reason, message: why the job has to go back to a checkpoint; empty if it
-    does not. back_since: since when the job has had to go back without a commit; None if it does not.
+    looked: whether the search is over. found: its result; None: the job begins without a checkpoint. asked, asked_at:
+    the worker that searches the store now, and since when. question: the number of the newest FindCheckpoint. pausing:
+    wait before the next one. spoiled: checkpoints exist, but none is usable. problem: why the store cannot be read.
+    reason, message: why the job goes back to a checkpoint; empty if it does not. back_since: when the job first had to
+    go back since the last commit; None if it did not.
     """
 
     looked: bool = False

@@ -1,4 +1,4 @@
-"""The coordinator's records of the grid, of the number of workers to hold, and of splits of the layers."""
+"""The coordinator's records of the grid (stages, pipelines), the number of workers to hold, and the layers' split."""
 
 import math
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ LONG_STEP: Final = 10.0  # seconds: if steps take this long, only the first one 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """The seconds of undisturbed steps on a grid.
+    """The measured duration of an undisturbed step on a grid.
 
-    work: seconds of a microbatch of all layers at that time. step: the number of committed steps then. at: when it was
-    measured, in seconds.
+    seconds: the median of several steps. work: seconds that all layers together took for a microbatch at that time.
+    step: the number of committed steps then. at: when it was measured, in seconds.
     """
 
     seconds: float
@@ -33,7 +33,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """The former workers of a zone: how many of them were lost, and the hours for which they ran in all."""
+    """The former workers of a zone. losses: how many of them were lost. hours: for how long they ran, added up."""
 
     losses: int = 0
     hours: float = 0.0
@@ -46,10 +46,10 @@ class Holding(Record):
     prices: money per hour of each worker, from the shell. more: prices of further workers and how many at each price,
     in the order in which they would come, the last one without limit; () if unknown.
 
-    staying: the workers that stayed at the last look, each with its zone and since when. zones: the former workers of
-    each zone. target: how many workers are worth their price, without standby; None while unknown, so that the job has
-    as many as it may. aim: a better number, and since when. reason: why this number is held. looked_at: when the number
-    was last chosen. best: the inputs of that choice, and its result.
+    staying: the workers without a notice, each with its zone and since when it has stayed. zones: the former workers of
+    each zone. target: how many workers are worth their price, without standbys; None while unknown: the job then has as
+    many as it may. aim: a better target, and since when it has been better. reason: why `target` was chosen, for users.
+    looked_at: when the coordinator last compared numbers. best: inputs and result of that comparison.
     """
 
     prices: Mapping[WorkerId, float] = field(default_factory=dict)
@@ -67,17 +67,17 @@ class Holding(Record):
 class GridState(Record):
     """The grid for the available workers, and the measurements by which the coordinator chooses it.
 
-    resize: another grid that is worth a change, and since when. rates: computed from the layer times of that moment.
-    network: the factor by which links seem faster than assumed. looks: layer times at several moments, the last one
-    after `looked` committed steps. costs: the median of these for each layer. running: the grid that runs, and the
-    origin of its states. tries: the times of changes of the grid since workers or layer times last changed.
+    resize: another grid that is worth a change, and since when. rates: estimated step times, by grid. network: the
+    factor by which links seem faster than assumed. looks: layers' times, measured at several moments, the last one
+    after `looked` committed steps. costs: each layer's median of these. running: the grid that runs, and the origin of
+    its states. tries: the times of changes of the grid since workers or layer times last changed.
 
-    taken: seconds of the newest undisturbed steps on the running grid. run: the number of these steps. heard: the
-    number of committed steps at the last look. measured: step times of grids that have run. short: the newest step that
-    lacked a worker (`lacking`), and since when. workers: how many stayed at the last look. changes: the times of the
-    newest changes of that number. gaps: the times of losses of workers that have no successor yet. refills: seconds
-    until the newest successors came. expected: the rate of the grid that the job should run. announced: the last
-    choice, with the expected rates. unmet: why no grid meets the request of an edit, or "".
+    taken: seconds of the newest undisturbed steps on the running grid. run: their number, with the first steps, which
+    `taken` leaves out. heard: the committed steps that are recorded. measured: step times of grids that have run.
+    short: the newest step that lacked a worker (`lacking`), and since when. workers: the number of ready ones without
+    notice; changes: the times of its newest changes. gaps: the times of losses of workers that have no successor yet.
+    refills: seconds until the newest successors came. expected: the rate of the grid that the job should run.
+    announced: the last choice, with the expected rates. unmet: why no grid meets the request of an edit, or "".
     """
 
     resize: tuple[Grid, float] | None = None
@@ -166,10 +166,10 @@ class GridState(Record):
 class Resplit:
     """A re-split of the layers in progress (`cut`).
 
-    number: the number of the request for a cut, at step `at` or a later one. asked, asked_at: the root that was last
-    asked, and when. cut: set once a commit has carried the request. since: when the request, then the cut, came. held:
-    by worker, the layers of the cut's state that it reports to hold. stages: the new split, if it is only for speed;
-    grid and places stay.
+    number: the number of the request for a cut after step `at` or a later one. asked, asked_at: the root that was last
+    asked, and when. cut: the state to move; None until a commit has carried the request. since: when the request was
+    made; from the cut on, when the cut came. held: the layers of that state that each worker reports to hold. stages:
+    the new split if it is only for speed, on the same grid and workers; else None.
     """
 
     number: int
@@ -184,9 +184,9 @@ class Resplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """The filling of workers before a re-split (`filling`). replicas: for each cell, the workers that become replicas.
+    """Temporary replicas on idle workers, which prepare a re-split (`filling`). replicas: these workers, by cell.
 
-    It is valid for one origin of the plan in force, one future grid and one set of staying workers.
+    origin, grid, staying: the plan's origin, the future grid and the staying workers for which they were chosen.
     """
 
     origin: int
@@ -207,10 +207,10 @@ class FasterSplit:
 class Splits(Record):
     """The splits of the layers that the coordinator considers or carries out.
 
-    resplit: the re-split in progress. filling: the filling before it. uneven: since when, and since which step, another
-    split should be faster (`by_speed`). faster: that split, once this has lasted long enough. evened: the workers, cell
-    by cell, for whose speeds the layers were split, and when. pause: seconds for which the last re-split stopped
-    training.
+    resplit: the re-split in progress. filling: the temporary replicas before it. uneven: since when, and since which
+    step, another split should be faster (`by_speed`). faster: that split, once it has been faster for long enough.
+    evened: the workers, cell by cell, for whose speeds the layers were split, and when. pause: seconds for which the
+    last re-split stopped training.
     """
 
     resplit: Resplit | None = None
@@ -225,8 +225,8 @@ class Splits(Record):
 class OwnPace:
     """A worker's times for its layers, with which its later times are compared.
 
-    newest: seconds of a microbatch at the last looks, oldest first. usual: the least median over a full list of looks;
-    None until the first full list.
+    newest: seconds of a microbatch in the newest OWN_LOOKS measurements, oldest first. usual: the smallest median that
+    a full `newest` has had; None before.
     """
 
     newest: tuple[float, ...] = ()

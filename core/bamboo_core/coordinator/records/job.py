@@ -29,7 +29,7 @@ class EarlyEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTerms(Record):
-    """The terms of a job. Only edits change them, a number of steps that becomes known, and an early stop.
+    """The terms of a job: only an edit, an early stop, and a number of steps that workers count change them.
 
     secret: the secret that the job's workers share. history: URL of the job's history, which workers write; "" if none
     is kept. last_state: URL for the checkpoint of the last state of a job that keeps no other checkpoints; "" if that
@@ -90,11 +90,11 @@ class JobCourse(Record):
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Plans(Record):
-    """Plans of the job.
+    """The job's newest plan, and how far workers follow it.
 
-    newest: None before the first one. since_step: number of steps committed when it was made. applied: workers that
-    have applied it. synced: replicas in step, by cell. in_force: the plan that all follow until the next step begins,
-    while the newest plan only ends that plan's portions.
+    newest: None before the first plan. since_step: number of steps committed when `newest` was made. applied: workers
+    that have applied it. synced: replicas in step. in_force: the plan that workers follow until the step ends, if
+    `newest` only ends its portions (microbatches of a lost cell, dealt to several workers) afterwards.
 
     steady: the last reconciliation found nothing to do, and time alone will not change that. settled: the newest view
     for which no plan was better.
@@ -130,7 +130,7 @@ class Plans(Record):
         )
 
     def settles(self, step: int) -> bool:
-        """Return whether the newest plan only ends the portions of the step in progress and waits for its end."""
+        """Return whether the newest plan only ends portions (`in_force`) and waits for the end of the step."""
         return self.in_force is not None and step <= self.since_step
 
     def of_step(self, step: int) -> Plan | None:
@@ -140,7 +140,7 @@ class Plans(Record):
         return msgspec.structs.replace(self.in_force, epoch=self.newest.epoch)
 
     def _owners_before(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
-        """Return this plan's cells that the newest plan has, too, with its owners; none if their origins differ."""
+        """Return the cells that both plans have, with their owners in the newest plan; none if the origins differ."""
         old = self.newest
         if old is None or old.origin != plan.origin:
             return []

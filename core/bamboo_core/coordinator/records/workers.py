@@ -261,7 +261,7 @@ class ReportedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardState(Record):
-    """The reported sums of the newest versions and of the version of a checkpoint in progress.
+    """Workers' checksums of stages' states: of the newest versions, and of the version that a checkpoint is saving.
 
     reported: the sums by stage and version. plan_origin: the origin of the plan under which the states were trained.
     differences: how many differences were found, of states and by spot checks.
@@ -279,7 +279,7 @@ class GuardState(Record):
         self, origin: int, place: Place, worker: WorkerId, sums: Mapping[str, str], kept: int | None
     ) -> "GuardState":
         """Record a worker's checksums, which must equal earlier reports of that state. kept: a version to keep, however
-        old.
+        old; or None.
         """
         before = self.reported if origin == self.plan_origin else {}
         known = before.get(place) or ReportedState(sums=sums, first=worker, equal=frozenset())

@@ -104,7 +104,7 @@ def _can_move(state: CoordinatorState) -> bool:
 
 
 def _least(state: CoordinatorState, work: WorkEstimate) -> float:
-    """Return the seconds of computation per step that no split can go below, as if each layer could be cut."""
+    """Return a lower bound of the seconds of computation per step over all splits, as if layers could be divided."""
     shares = [len(part) for part in state.current_plan.target.split]
     stages = range(len(state.current_plan.stages))
     weights = (max(share * _slowness(state, work, d, s) for d, share in enumerate(shares)) for s in stages)
@@ -112,8 +112,8 @@ def _least(state: CoordinatorState, work: WorkEstimate) -> float:
 
 
 def _has_memory(state: CoordinatorState, stages: Ranges) -> bool:
-    """Return whether each worker has memory for a split: by its headroom, as if all layers had the same size, and by
-    the layers' sizes if the coordinator chooses the grid.
+    """Return whether each worker has memory for a split: by its headroom (available over used memory), as if all layers
+    had the same size, and by the layers' sizes if the coordinator chooses the grid.
     """
     plan = state.current_plan
     if not following.has_room(state, grid_of(plan), stages):
@@ -146,7 +146,7 @@ def pays(state: CoordinatorState, gain: float) -> bool:
 
 
 def _pause(state: CoordinatorState) -> float:
-    """Return the seconds for which a new split stops the job: the last one's, else an estimate by workers' memory."""
+    """Return the seconds for which a new split stops the job: as measured last, else an estimate from used memory."""
     if state.splits.pause is not None:
         return state.splits.pause
     held = [record.memory.peak for record in state.workers.values() if record.memory]

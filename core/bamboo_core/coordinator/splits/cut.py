@@ -29,7 +29,7 @@ COPIES_SECONDS: Final = 60.0  # wait for the copies of all holders, once each la
 
 
 def is_cut(state: CoordinatorState) -> bool:
-    """Return whether a commit has carried the request for a cut, so that no further step begins with this split."""
+    """Return whether a commit has carried a cut from which no plan goes on yet, so that no step begins meanwhile."""
     cut = state.splits.resplit.cut if state.splits.resplit else None
     return cut is not None and (state.plan is None or state.plan.restore != cut)
 
@@ -41,7 +41,7 @@ def is_moving(state: CoordinatorState) -> bool:
 
 
 def has_begun(state: CoordinatorState) -> bool:
-    """Return whether all workers of the plan, or by the proof of a commit all owners, have started from the cut.
+    """Return whether the job has started from the cut: all holders have applied the plan, or a step was committed.
 
     From then on takeovers handle losses.
     """
@@ -118,7 +118,7 @@ def request(turn: Turn) -> None:
 
 
 def look_after(turn: Turn) -> None:
-    """Ask the root, or its successor, again until a commit carries the request; drop the request when the job ends."""
+    """Repeat the unanswered requests of a cut in progress; withdraw the cut if it is not wanted any more."""
     state, resplit = turn.state, turn.state.splits.resplit
     if resplit is None or state.plan is None:
         return
@@ -278,7 +278,7 @@ def state_bytes(state: CoordinatorState) -> tuple[int, ...]:
 
 
 def _all_hold(state: CoordinatorState, plan: Plan) -> bool:
-    """Return whether each certain holder of a stage has copied all its layers."""
+    """Return whether every present worker that certainly holds a stage has reported copies of all its layers."""
     assert state.splits.resplit is not None
     held = state.splits.resplit.held
     return all(

@@ -19,7 +19,7 @@ from bamboo_core.planning.steps.worker_memory import spare_bytes
 
 
 def watch(turn: Turn) -> None:
-    """Decide which workers to fill. The decision stays for the same workers and grid, and while a cut is requested."""
+    """Decide which idle workers become replicas of which stages; keep the decision for the same workers and grid."""
     state = turn.state
     if state.splits.resplit is not None:
         return

@@ -26,7 +26,7 @@ def owned_times(state: CoordinatorState) -> dict[Cell, StageTimes]:
 
 
 def seconds_of(times: StageTimes) -> float:
-    """Return the seconds of a microbatch, forward and backward."""
+    """Return the seconds of a microbatch: forward plus backward."""
     return times.forward + times.backward
 
 
@@ -72,7 +72,7 @@ def own_paces(state: CoordinatorState) -> dict[tuple[WorkerId, Layers], OwnPace]
 
 
 def of_earlier(paces: Mapping[tuple[WorkerId, Layers], OwnPace], alone: Collection[WorkerId]) -> list[Measurement]:
-    """Return the earlier times of workers whose layers no other worker runs: each is compared with itself.
+    """Return earlier times of workers whose layers no other worker runs, so that each is compared with itself.
 
     A change that affects all workers, such as longer samples, is no worker's fault: earlier times are scaled by the
     lower median of the owners' slowdowns. Empty for a single worker, where the cause may be the worker or its layers.
@@ -138,7 +138,7 @@ def _shares(
 def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
     """Return each owner's time per counted cost of its layers, relative to the other owners' median.
 
-    This is for workers without another comparison. Empty if too few are measured.
+    This is for workers without another comparison. Empty if fewer than LEAST_WORKERS owners are measured.
     """
     plan, costs = state.current_plan, state.layers.costs
     if costs is None or len(costs) != plan.stages[-1][1]:

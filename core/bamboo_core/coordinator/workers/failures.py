@@ -27,7 +27,7 @@ def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None
 
 
 def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, *, removed: bool) -> None:
-    """Record how a lost worker ended, and count a failure. The shell may report the exit after others missed it."""
+    """Record the exit of a worker that was declared lost before; count it if it is a failure. Ignore repetitions."""
     state = turn.state
     if worker not in state.worker_ends.unexplained:
         return
@@ -47,12 +47,12 @@ def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, 
 
 
 def by_itself(exit_code: int | None) -> bool:
-    """Return whether a worker ended for its own reasons. It had no order to stop, so exit code 0 counts, too."""
+    """Return whether a worker ended by itself. Exit code 0 counts, too; signals (negative) and EXIT_FENCED do not."""
     return exit_code is not None and exit_code >= 0 and exit_code != EXIT_FENCED
 
 
 def judge_end(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
-    """Count the failure of a worker that ended for its own reasons; end the job if backoffLimit is exceeded."""
+    """Count a worker's failure if it ended by itself; end the job after too many failures or losses between commits."""
     if turn.is_over:
         return
     if by_itself(exit_code):

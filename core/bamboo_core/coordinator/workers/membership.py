@@ -182,9 +182,9 @@ def notice(
 ) -> None:
     """Record a preemption notice; a later notice can only shorten the time.
 
-    The coordinator announces the notice of a worker that has not joined when it joins. seconds: until the worker is
-    taken away. wanted: the shell gives the worker back. own: the worker itself reports the notice. Neither kind can be
-    withdrawn. cause: an event for the user, emitted if the notice is new.
+    If the worker has not joined yet, the notice is announced when it joins. seconds: until the worker is taken away.
+    wanted: the shell gives the worker back. own: the worker itself reports the notice. Notices of these two kinds
+    cannot be withdrawn. cause: an event for the user, emitted if the notice is new.
     """
     members, here, until = turn.state.membership, worker in turn.state.workers, turn.now + seconds
     if worker in members.gone:
@@ -230,7 +230,7 @@ def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
 
 
 def channel_closed(turn: Turn, worker: WorkerId) -> None:
-    """Record a closed channel. The worker may reconnect for a while, but is lost if another one cannot reach it."""
+    """Record a closed channel. The worker may reconnect for a while, but is lost if a peer cannot reach it either."""
     record = turn.state.workers.get(worker)
     if record is None:
         return

@@ -17,7 +17,7 @@ _NAMED = 3  # workers in a sentence
 
 
 def refuse_misfits(turn: Turn) -> None:
-    """Dismiss workers that do not match the training workers, or, when the job begins, the majority.
+    """Dismiss workers whose platform conflicts with the training workers', or, when the job begins, the majority's.
 
     When the job begins, no worker is refused until there are enough for its grid.
     """

@@ -14,7 +14,7 @@ from bamboo_core.text import count
 
 
 def recovered(turn: Turn) -> bool:
-    """Resume the job once all workers of the newest plan have reconnected or had the time to; return whether it has.
+    """Resume the job once all workers of the newest plan are back or had time to return; return whether it resumed.
 
     Absent workers then count as lost, and workers outside the plan are refused. If no worker comes back at all, the job
     goes back to a checkpoint or ends.
