@@ -81,7 +81,7 @@ class PricesReported:
 
 @dataclass(frozen=True, slots=True)
 class SpecChanged:
-    """The spec of an edited manifest. Its fixed fields are as before (see `edits.apply_edit_to_manifest`)."""
+    """The spec of an edited manifest. Fields that no edit may change are as before (`edits.apply_edit_to_manifest`)."""
 
     spec: JobSpec
 
@@ -137,7 +137,7 @@ class RemoveWorker:
 class Emit:
     """A message to users for logs, events, conditions and metrics: a CamelCase reason and a sentence.
 
-    final: the event is the end of the job, which a shell may show in another way.
+    final: the message reports the end of the job, which a shell may show in another way.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""The planner: which plan the coordinator makes next. Takeovers come at once, other changes one step at a time."""
+"""The planner decides which plan comes next: a takeover at once, other changes when all have applied the last plan."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -326,8 +326,8 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
 def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) -> None:
     """Reset the coordinator's records to the state before `step`, from which all workers start again.
 
-    since: when progress counts as last made, in seconds. keep_ends: keep the ends of lost workers, so that a job that
-    loses workers and never commits a step ends.
+    since: the time from which lack of progress counts, in seconds. keep_ends: keep the ends of lost workers, so that a
+    job that loses workers and never commits a step ends.
     """
     state = turn.state
     turn.put(

@@ -76,7 +76,7 @@ class CoordinatorState:
 
     @property
     def current_plan(self) -> Plan:
-        """Return the newest plan of a job that has one."""
+        """Return the newest plan; the job must have one."""
         assert self.plan is not None
         return self.plan
 

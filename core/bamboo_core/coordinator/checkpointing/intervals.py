@@ -23,8 +23,8 @@ CALM_WITHOUT_COPIES: Final = 3600.0  # prior: training time with one lost worker
 def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
     """Return the steps between checkpoints: the manifest's, else `best_seconds` in steps of usual duration.
 
-    Until steps are timed it is USUAL_STEPS; later at most that, unless writing would then take more than MOST_WRITING
-    of the time.
+    The result is USUAL_STEPS until steps are timed, and at most USUAL_STEPS afterwards, unless writing would then take
+    more than MOST_WRITING of the time.
     """
     if spec.every_steps is not None:
         return spec.every_steps

@@ -208,7 +208,7 @@ def next_grid(state: CoordinatorState, workers: int) -> Grid:
 
 
 def grid_for(state: CoordinatorState, workers: int) -> Grid | None:
-    """Return the best grid for a number of workers, by everything known now; None if they can run none.
+    """Return the best grid for a number of workers, as far as is known now; None if no grid fits.
 
     Until layers are measured, their counted operations decide; or, if the manifest sets the number of stages, the grid
     has as many pipelines as the workers fill.

@@ -303,7 +303,7 @@ def is_too_large(state: CoordinatorState) -> bool:
 
 
 def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> list[Peer]:
-    """Return the workers that get stages of a grid if others are given back: owners of stages first, then by price."""
+    """Return the workers that stay when others are given back: owners of stages are preferred, then cheap workers."""
     number = max(grid.cells, counted(state, len(peers)))
     if number >= len(peers) or state.plan is None:
         return peers
@@ -314,7 +314,7 @@ def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> 
 
 
 def picks(state: CoordinatorState, then: Grid) -> bool:
-    """Return whether a smaller grid gives back workers by price, because prices differ; then layers are split anew."""
+    """Return whether a change to a smaller grid gives back expensive workers; for that, layers must be split anew."""
     known = state.holding
     prices = [known.prices[w] for w in known.staying if w in known.prices]
     if not is_too_large(state) or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:

@@ -134,7 +134,7 @@ class Plans(Record):
         return self.in_force is not None and step <= self.since_step
 
     def of_step(self, step: int) -> Plan | None:
-        """Return the plan of the step in progress, with the newest epoch; later plans derive from it."""
+        """Return the plan by which the step in progress runs, with the newest epoch, as the base of later plans."""
         if self.newest is None or self.in_force is None or not self.settles(step):
             return self.newest
         return msgspec.structs.replace(self.in_force, epoch=self.newest.epoch)

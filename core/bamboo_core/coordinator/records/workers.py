@@ -40,7 +40,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
-    """How a worker ended, or was missed. disrupted: it was taken away, without a fault of its own."""
+    """How a worker ended, or why it was declared lost. disrupted: it was taken away, without a fault of its own."""
 
     how: str
     disrupted: bool
@@ -83,10 +83,10 @@ class Workers(dict[WorkerId, WorkerRecord], Record):
 class Notice:
     """The notice of a worker that will leave.
 
-    until: the time at which it will be gone. seconds: how long before that it was given. final: the node cannot
-    withdraw it. replaced: the coordinator gave it, because the worker is slow; the worker leaves once another one has
-    taken its place. spared: the coordinator or its shell gave it, because the worker is not needed. free_since_step:
-    the step since which the worker has no part in the plan.
+    until: when the worker will be gone. seconds: how long before `until` the notice came. final: the node cannot
+    withdraw the notice. replaced: the coordinator gave it, because the worker is slow; the worker leaves once another
+    one has taken its place. spared: the coordinator or its shell gave it, because the worker is not needed.
+    free_since_step: the step since which the worker has no part in the plan.
     """
 
     until: float = math.inf

@@ -48,7 +48,7 @@ def recovered(turn: Turn) -> bool:
 
 
 def _await_the_first(turn: Turn) -> None:
-    """Wait for the first worker, up to the progress deadline: live workers train on and will reconnect."""
+    """Wait for a first worker to reconnect: until the progress deadline if any may live, else RECOVERY_SECONDS."""
     state = turn.state
     patience = (state.spec.progress_deadline_seconds or math.inf) if state.membership.requested else RECOVERY_SECONDS
     waited = turn.now - state.course.since
