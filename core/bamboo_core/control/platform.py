@@ -47,12 +47,12 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def deciding(platform: Platform, *, compiled: bool) -> Platform:
-    """Return the platform without its compiler if that cannot affect results. compiled: the job compiles layers."""
+    """Return the platform, without `compiler` if that cannot affect results. compiled: the job compiles layers."""
     return platform if compiled or not platform.compiler else msgspec.structs.replace(platform, compiler="")
 
 
 def conflicts(platform: Platform, others: Platform) -> str:
-    """Return how a worker's platform differs from that of the job's workers (`others`); "" if it may join them."""
+    """Return how a worker's platform differs from the job's (`others`), for a sentence; "" if the worker may join."""
     pairs = ((what, getattr(platform, name), getattr(others, name)) for name, what in _LABELS.items())
     return ", ".join(_difference(*pair) for pair in pairs if pair[1] != pair[2])
 

@@ -1,4 +1,7 @@
-"""The control channel's messages: tagged, strictly validated JSON over one WebSocket per worker."""
+"""The control channel's messages: tagged, strictly validated JSON over one WebSocket per worker.
+
+The root, which many messages name, is the worker that owns cell (0, 0) and commits the steps.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -115,7 +118,7 @@ class Hello(Message, frozen=True):
 
 
 class Profile(Message, frozen=True):
-    """The counted costs of each layer (floating-point operations, bytes), by which layers are split over stages."""
+    """A worker's report on each layer's floating-point operations and bytes, by which layers are split over stages."""
 
     costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
     # layers, memory: sent if the coordinator chooses the grid
@@ -181,7 +184,7 @@ class CheckpointFound(Message, frozen=True):
 
 
 class CheckpointBegun(Message, frozen=True):
-    """The root owner's answer to a request that it already fulfilled: a commit has begun this checkpoint."""
+    """The root's answer to a TakeCheckpoint that it has fulfilled already: a commit has begun this checkpoint."""
 
     number: Count
     checkpoint: CheckpointId
@@ -211,18 +214,14 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class StateHeld(Message, frozen=True):
-    """A worker's report on the layers of a cut's state that it keeps in host memory. That state is the last one with
-    the present split.
-    """
+    """A worker's report on its copies, in host memory, of layers of a cut's state, the last one before a re-split."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class CopiesHeld(Message, frozen=True):
-    """A worker's report on the layers that it has copied to host memory for a checkpoint: the newest one, or one in
-    progress.
-    """
+    """A worker's report on its copies, in host memory, of layers of the newest checkpoint or one in progress."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
@@ -251,7 +250,7 @@ class LeftBehind(Message, frozen=True):
 
 
 class StepCommitted(Message, frozen=True):
-    """The report of the root's owner on a committed step."""
+    """The root's report on a committed step: its loss, metrics and duration."""
 
     step: Count
     generation: Count  # of the layout that ran the step
@@ -269,7 +268,7 @@ class StepCommitted(Message, frozen=True):
 
 
 class Evaluated(Message, frozen=True):
-    """The newest evaluations, reported by the root's owner, with earlier ones that the coordinator may have missed."""
+    """The root's report on the newest evaluations, with earlier ones that the coordinator may have missed."""
 
     states: Evaluations
     early_stop: EarlyStop | None = None  # set if the newest of these states is the job's last one
@@ -304,16 +303,16 @@ class NoticeReceived(Message, frozen=True):
 
 
 class HistoryKept(Message, frozen=True):
-    """The report of the root's owner that the events of `source` up to `number` are in the job's history."""
+    """The root's report that the events of `source` up to `number` are in the job's history."""
 
     source: Short
     number: Count
 
 
 class WorkerWarning(Message, frozen=True):
-    """A message for the user about a problem that does not stop training, or a mere notice. Notices have the reason
-    LOGGERS_AWAITED (the job has ended, and the worker ends once its loggers are done) or INITIAL_WEIGHTS (which weights
-    task.initialFrom has loaded).
+    """A worker's message for the user about a problem that does not stop training. Two reasons are mere information:
+    LOGGERS_AWAITED (the job has ended, and the worker ends once its loggers are done) and INITIAL_WEIGHTS (which
+    weights task.initialFrom has loaded).
     """
 
     reason: Short
@@ -366,7 +365,7 @@ ToCoordinator = (
 
 
 class Welcome(Message, frozen=True):
-    """The job, and the secret by which its workers authenticate each other."""
+    """The answer to Hello: the job's manifest, and the secret by which the job's workers authenticate each other."""
 
     manifest: dict[str, Any]
     secret: str
@@ -415,8 +414,8 @@ class KeepLastState(Message, frozen=True):
 
 
 class HoldState(Message, frozen=True):
-    """The coordinator's request to all workers to keep their layers in the state before a step, because the step begins
-    again on another grid, and to the root not to commit it. A worker that already knows the step's commit ignores this.
+    """The coordinator's request to workers to copy their layers of a state, from which another split of the layers
+    begins; the root must not commit the next step. A worker that already knows the next step's commit ignores this.
     """
 
     checkpoint: CheckpointId

@@ -26,7 +26,7 @@ class TokenBucket:
         self._rate, self._burst, self._left, self._at = rate, burst, burst, now
 
     def wait(self, now: float) -> float:
-        """Take a token, even if none is left; return the seconds to wait before the next call, 0 if tokens are left."""
+        """Take a token, even if none is left; return the seconds to wait before the next call, 0 if there was one."""
         self._left = min(self._burst, self._left + (now - self._at) * self._rate) - 1
         self._at = now
         return max(0.0, -self._left / self._rate)
@@ -232,7 +232,7 @@ class Channels:
 
 
 class ControlServer(Channels):
-    """The channels of this process's one job, served on a port of their own."""
+    """A server, on its own port, for the channels of one job's workers."""
 
     _listener: BoundedListener | None = None
 
