@@ -1,1 +1,1 @@
-"""A job's history, by step and event, in files that survive their writers."""
+"""A job's history (steps, evaluations, events), in files of JSON lines that survive the workers that write them."""

@@ -29,7 +29,7 @@ _NAME: Final = re.compile(r"([0-9]{6})-([0-9]{10})-([0-9]{6})\.jsonl")
 
 @dataclass(frozen=True, slots=True, order=True)
 class HistoryFile:
-    """A file of a job's history, parsed from its name."""
+    """The identity of a history file, parsed from its name."""
 
     # attempt, epoch: see the module
     attempt: int

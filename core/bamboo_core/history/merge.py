@@ -68,8 +68,8 @@ def _woven(steps: Sequence[StepRecord | EvaluationRecord], others: Sequence[Even
 
 
 def curve(records: Iterable[Record]) -> list[StepRecord]:
-    """Return the steps of the job's training curve, each once. An attempt replaces all that earlier attempts did from
-    its first step on.
+    """Return the records of the training curve, one for each step. From its first step on, an attempt replaces all
+    earlier attempts.
     """
     steps: dict[int, StepRecord] = {}
     attempt = 0

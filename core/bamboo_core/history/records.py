@@ -48,7 +48,7 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, tag="evaluatio
 
 
 class EventRecord(msgspec.Struct, frozen=True, kw_only=True, tag="event", tag_field="kind"):
-    """An event of the job."""
+    """An event of the job, such as a takeover, for users: a CamelCase reason and a sentence."""
 
     attempt: int
     time: float
