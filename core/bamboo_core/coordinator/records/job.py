@@ -1,4 +1,4 @@
-"""The coordinator's records of the job: its terms, phase, plans, moves of cells, layers, open question and end."""
+"""The coordinator's records of the job: its terms, phase, plans, moves of cells, layers, inquiry and end."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class JobTerms(Record):
         return replace(self, spec=self._of_steps(last), early_stop=EarlyEnd(why=why, wanted_steps=wanted))
 
     def back_at(self, step: int) -> "JobTerms":
-        """Undo an early stop after `step`, because the job goes back to the state before that step."""
+        """Undo an early stop, since the job goes back to the state before `step`, unless no step is left from there."""
         stop = self.early_stop
         if stop is None or step >= self.spec.training.steps:
             return self

@@ -198,7 +198,7 @@ class Admission(Record):
         return replace(self, misfit=(worker, why), in_a_row=self.in_a_row + 1, ask_at=now + wait)
 
     def admitting(self, worker: WorkerId, ready: protocol.WorkerReady) -> "Admission":
-        """Record a worker that fits the other workers. Later reports of data must agree with the first one."""
+        """Record a worker that fits the other workers. Keep the first report of data, to compare later ones with."""
         data = (worker, ready) if ready.samples and self.data is None else self.data
         return replace(self, data=data, in_a_row=0)
 
@@ -228,9 +228,9 @@ class StragglerState(Record):
     """The workers' speeds, and the workers replaced because of them.
 
     slow: includes workers that are not reported yet. paces: the times of owners, by the layers that they run now.
-    estimate: the newest one that covers all layers. looked_at: when it was made, in seconds. replaced: the times of
-    replaced workers, by their layers. replacements: the number of replaced workers. asked_at: since when one additional
-    worker is requested to take the place of a slow one. again_at: when another may be requested.
+    estimate: the newest estimate of layers' times that covers all layers. looked_at: when workers were last compared,
+    in seconds. replaced: the times of replaced workers, by their layers. replacements: the number of replaced workers.
+    asked_at: since when one worker more is requested to replace a slow one. again_at: when another may be requested.
     """
 
     slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)

@@ -52,7 +52,7 @@ def places(state: CoordinatorState) -> tuple[WorkerId, ...]:
 def lasts(state: CoordinatorState, since: tuple[float, int], now: float, at_most: float = inf) -> bool:
     """Return whether a condition has lasted for LEAST_STEPS steps and for `elastic.stabilizationSeconds`.
 
-    since: when it began, in seconds, and the step. at_most: limit of the seconds that it must have lasted.
+    since: when it began, in seconds and in committed steps. at_most: upper limit of the seconds that are needed.
     """
     seconds, step = since
     wanted = min(at_most, stabilization_seconds(state.spec))
@@ -93,7 +93,7 @@ def _faster(state: CoordinatorState, slow: Sequence[str], now: float) -> FasterS
 
 
 def _can_move(state: CoordinatorState) -> bool:
-    """Return whether layers may move, each worker can keep its stage, and every owner has reported its times."""
+    """Return whether the split may change, all workers stay (one for each cell), and every owner has reported times."""
     plan = state.current_plan
     live = state.live(plan)
     places, layers = len(plan.stages) * state.spec.worker.devices, plan.stages[-1][1]

@@ -57,7 +57,7 @@ def of_replaced(state: CoordinatorState) -> list[Measurement]:
 def own_paces(state: CoordinatorState) -> dict[tuple[WorkerId, Layers], OwnPace]:
     """Return each owner's times for its layers, with the newest one added. Times of other layers are dropped.
 
-    A slow worker's usual time is not learned, since it would seem to have recovered.
+    A slow worker's usual time is not learned, since the worker would then seem to have recovered.
     """
     plan, known, paces = state.current_plan, state.stragglers.paces, {}
     for cell, times in owned_times(state).items():

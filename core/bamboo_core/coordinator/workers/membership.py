@@ -105,7 +105,7 @@ def declare_lost(
 ) -> None:
     """Declare a worker lost, for good.
 
-    known: the shell reports that it is gone, so without an exit code it was taken away; otherwise it was only missed.
+    known: the shell reports that it is gone, so without an exit code it was taken away; if False, it is only silent.
     exit_code: its exit code; a negative one (a signal's) counts as None. removed: the shell ended it after it had been
     declared lost.
     """

@@ -61,10 +61,10 @@ def _holders(state: CoordinatorState) -> set[WorkerId]:
 
 
 def refuse_other_data(turn: Turn, worker: WorkerId, report: protocol.WorkerReady) -> bool:
-    """Refuse a worker whose data differ from the first worker's; return whether it was refused.
+    """Refuse a worker whose data differ from the first worker's; return whether they differ.
 
-    Before the job has begun, the job fails, because only the user knows which data are right. Later the others train on
-    without the worker; the job fails only if it cannot train and refuses too many new workers in a row.
+    Without a plan so far, the job fails, because only the user knows which data are right. Later the others train on
+    without the worker; the job fails only during a restore, if more than backoffLimit new workers in a row differ.
     """
     state = turn.state
     first, known = state.admission.data or (worker, report)
@@ -93,7 +93,7 @@ def _other_data(known: protocol.WorkerReady, report: protocol.WorkerReady) -> tu
 
 
 def _dismiss(turn: Turn, worker: WorkerId, reason: str, text: str) -> None:
-    """Dismiss a worker without counting a failure, and request another one; the more in a row, the longer the wait."""
+    """Dismiss a worker without counting a failure. Another one is requested, later after more refusals in a row."""
     state = turn.state
     turn.put(
         state.workers.without({worker}),
