@@ -151,7 +151,7 @@ class Heartbeat(Message, frozen=True):
 
 
 class PeerDown(Message, frozen=True):
-    """A worker's report that its link to a peer broke. The worker reconnects."""
+    """A worker's report that its link to a peer broke; the worker keeps trying to reconnect."""
 
     peer: WorkerId
 
@@ -490,7 +490,7 @@ ToWorker = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """The event that a worker's channel has opened and brought its Hello, at first or after a reconnection."""
+    """The event that a worker has opened a channel and sent its Hello, for the first time or on reconnection."""
 
     hello: Hello
 
