@@ -23,7 +23,7 @@ def hours_left(money: Decimal, spent: Decimal, per_hour: Decimal | None) -> floa
 
 
 def spent(money: Decimal, *, keeps: bool) -> str:
-    """Return why a job with a spent budget ends, with a remedy: a sentence. keeps: the job has a checkpoint store."""
+    """Return a sentence on a spent budget, with what a larger one would do. keeps: the job has a checkpoint store."""
     on = "goes on from its newest checkpoint" if keeps else "begins anew, since it keeps no checkpoints"
     return f"the budget of {money} is spent; with a larger spec.budget.money the job {on}"
 

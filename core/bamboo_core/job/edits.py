@@ -24,7 +24,7 @@ def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) ->
 
 
 def _edited(kind: type, old: Mapping[str, Any], wanted: Mapping[str, Any], *, stays: bool) -> dict[str, Any]:
-    """Return an object with the changeable fields of the edited one. stays: only FREE fields may change."""
+    """Return `old` with the fields of `wanted` that an edit may change. stays: only FREE fields may change."""
     edited: dict[str, Any] = {}
     for one in api_fields(kind):
         now, then = old.get(one.name), wanted.get(one.name)

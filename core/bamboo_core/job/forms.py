@@ -46,11 +46,11 @@ class FieldForm(Protocol):
     def harmless(self) -> Any: ...
 
     def read(self, fields: Fields, name: str) -> Any:
-        """Return the value; None if it is absent or does not fit, which is noted."""
+        """Return the value; None if it is absent or does not fit. A value that does not fit is noted as a problem."""
         ...
 
     def schema(self) -> Schema:
-        """Return the CRD's schema without description, default and rules."""
+        """Return the CRD's schema of a value, without the field's description and default."""
         ...
 
 

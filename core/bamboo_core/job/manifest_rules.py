@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of a type of the API.
+    """A condition that every object of one type of the API must meet.
 
-    path: from the object to the field that breaks the rule; "" is the object. expected: the sentence about it, to which
-    the parser adds the values that it read.
+    path: from the object to the field that breaks the rule; "" is the object. expected: the problem's message, to which
+    the parser adds the values that the rule read. holds: returns whether an object (`_Stored`) meets the condition.
     """
 
     path: str
@@ -69,7 +69,7 @@ def _is_shown(value: Any) -> bool:
 
 
 class _Stored:
-    """An object as rules see it, with the attributes of its type.
+    """A proxy through which a rule reads an object's attributes, as an API server stores it and recording what is read.
 
     objects: all objects that were read, by path. read: collects the path and value of each field that the rule reads.
     """

@@ -60,7 +60,7 @@ def _one_zone(spec: JobSpec) -> str:
 
 
 def _budget(spec: JobSpec) -> str:
-    """Warn about a budget that may suspend the job for good, or make it begin anew."""
+    """Warn if a job without checkpoints may run out of money, and then lose its progress."""
     if spec.budget is None or spec.budget.money is None or spec.checkpoint is not None:
         return ""
     return "spec.budget.money without spec.checkpoint: what is trained is lost when the money is spent before the end"

@@ -18,9 +18,7 @@ PATH = "spec.worker.template"
 
 
 def templates_of(job: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the pod templates of the job, each after its path in the manifest: the workers', and each pool's that is
-    given.
-    """
+    """Yield the job's pod templates as (path in the manifest, template): the workers', and each pool's if not empty."""
     yield PATH, job.worker.template
     for index, pool in enumerate(job.node_pools):
         if pool.template:
@@ -152,7 +150,7 @@ def asks_for_gpus(job: JobSpec, pool: NodePool | None) -> bool:
 
 def asking_for_gpus(job: JobSpec) -> str:
     """Return the field by which every worker requests GPUs, with its verb, such as "spec.worker.resources asks"; "" if
-    a worker may do without.
+    some workers request none.
     """
     if all(asks_for_gpus(job, pool) for pool in job.node_pools or (None,)):
         return "spec.worker.resources asks" if job.worker.resources.asks_for_gpus else "each node pool's template asks"

@@ -62,8 +62,8 @@ class InitialSpec:
     """The source of the model's first values, instead of random ones."""
 
     url: Annotated[str, TextOf(WEIGHTS, shown=shown_url)]
-    """A folder that training has left (weights), a folder with model.safetensors or its index, a file NAME.safetensors,
-    or a folder of checkpoints.
+    """A trained job's folder of weights, a folder with model.safetensors or its index, a file NAME.safetensors, or a
+    folder of checkpoints.
     """
     step: Annotated[int | None, Integer(0)] = None
     """The step of the checkpoint to take. Required if url is a folder of checkpoints."""
@@ -174,8 +174,8 @@ class RedundancySpec:
     """
     replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
     """The number of other workers that keep each stage's state in step: the workers of the stages before it, then spare
-    ones. As many workers, or zones if one zone more has workers, may be lost at once without a lost step. Without
-    effect if mode is None.
+    ones. So many workers may be lost at once without a lost step, or so many zones if the workers are in at least one
+    zone more. Without effect if mode is None.
     """
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
     """Where replicas are kept. Host moves their optimizer state to host memory. Can change only while the job is

@@ -29,7 +29,7 @@ class ParameterPrecision(StrEnum):
 
 
 class Goal(StrEnum):
-    """The better values of a metric: Min for smaller ones, Max for larger ones."""
+    """Which values of a metric are better. Min: smaller values. Max: larger values."""
 
     MIN = "Min"
     MAX = "Max"
@@ -113,7 +113,7 @@ class TrainingSpec:
     rounds after every layer.
     """
     max_gradient_norm: Annotated[float | None, Number()] = None
-    """Scale down gradients with a larger norm, over the whole model, to this one. By default none are."""
+    """Gradient clipping: the norm over the whole model to which larger gradients are scaled down. By default off."""
     non_finite: Annotated[NonFinite, Mark.NO_NUMBERS] = NonFinite.FAIL
     """What follows from a step whose loss or gradient is infinite or not a number. Fail: the job ends; only a gradient
     that overflows in fp16 skips its step. Skip: all workers drop its gradients and go on. More than 10 skipped steps in

@@ -26,8 +26,8 @@ class ManifestSource:
     text: str
 
     def place(self, problem: Problem) -> Problem:
-        """Return the problem with the file and line before its path: the field's line, else that of the enclosing
-        object.
+        """Return the problem with the file and line before its path. A missing field has the line of the object that
+        should contain it.
         """
         path = problem.path
         while path and path not in self.lines:

@@ -62,10 +62,10 @@ def share_out(
 ) -> Cells:
     """Return the next plan's assignments, in which several workers share the microbatches of some cells as portions.
 
-    Workers share the cells of an owner that runs several and, until the end of the step, the cells that changed hands
-    within it, even if the new owner can run all of them. Workers with several devices have no portions. leaving:
-    workers that get nothing more. present: workers that are not lost. boundary: the assignments take effect with a new
-    step. elapsed: the part of the current step that has passed, 0 to 1.
+    A cell is shared if its owner owns several cells or, until the end of the step, if its owner has changed within the
+    step. Workers with several devices have no portions. leaving: workers that get no new portions if others can take
+    them. present: workers that are not lost. boundary: the assignments take effect with a new step. elapsed: the part
+    of the current step that has passed, 0 to 1.
     """
     if plan.device_layers:
         return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
@@ -112,7 +112,7 @@ def changed_cells(plan: Plan, old: Plan) -> set[Cell]:
 
 
 def is_settled(plan: Plan) -> bool:
-    """Return whether no cell has portions, except cells of workers that own several."""
+    """Return whether no cell has portions, except the cells of workers that own several cells."""
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
     return not any(plan.at(cell).portions and owned[plan.at(cell).owner] == 1 for cell in plan.cells())
 
@@ -154,7 +154,7 @@ def _given_out(
     load: Counter[WorkerId],
     kept: int,
 ) -> tuple[Portion, ...]:
-    """Return a cell's next portions: as `before`, but portions of workers that no longer run the stage go to `runners`.
+    """Return a cell's next portions: `before`, but portions of workers not in `owners` are divided among `runners`.
 
     load: the number of groups that each worker runs; it is updated. kept: how many of the first groups' sums the owner
     is expected to have, so that it need not run them.

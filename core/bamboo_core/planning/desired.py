@@ -17,8 +17,8 @@ Workers = dict[Cell, WorkerId]
 
 
 class Urgency(Enum):
-    """The urgency of moving a leaving worker's cells. NONE: there is time to fill a replacement. SOON: there is time to
-    finish the step. NOW: there is no time.
+    """The urgency of moving a leaving worker's cells. NONE: there is time to copy the state to a replacement. SOON:
+    there is time to finish the step. NOW: there is no time.
     """
 
     NONE = auto()
@@ -141,7 +141,7 @@ def replacement_owners(view: PlanningView) -> Workers:
 
 
 def _stand_in(view: PlanningView, cell: Cell) -> WorkerId | None:
-    """Return a new owner for a leaving worker's cell when no worker is spare: the cell's shadow, else the owner of the
+    """Return a new owner for a leaving worker's cell when no worker is spare: a replica in sync, else the owner of the
     nearest earlier stage, else the stage's owner in another pipeline. None if they all leave.
     """
     plan, depth = view.plan, len(view.plan.stages)
@@ -168,8 +168,8 @@ def _to_move(view: PlanningView) -> list[Cell]:
 
 
 def owners_of_new_rows(view: PlanningView) -> Workers:
-    """Return the owners of the cells of additional pipelines if the job should grow; whole pipelines only. Empty if it
-    should not, if too few workers are spare, or while two layouts may be in force.
+    """Return an owner for each cell of the pipelines to add; whole pipelines only. Empty if none is to be added, if too
+    few workers are spare, or while two layouts may be in force.
     """
     plan, depth = view.plan, len(view.plan.stages)
     if len(plan.layouts) > 1 or view.pipelines <= plan.target.pipelines:
@@ -194,8 +194,8 @@ def owners_of_new_rows(view: PlanningView) -> Workers:
 
 
 def _by_row(view: PlanningView, spare: list[WorkerId], count: int) -> list[list[WorkerId]]:
-    """Return the workers that each of `count` new pipelines may use: all spare ones or, if the policy packs pipelines
-    into zones, the workers that `packed` chooses for it.
+    """Return the workers that each of `count` new pipelines may use: all spare workers or, if the policy packs
+    pipelines into zones, the workers that `packed` chooses for that pipeline.
     """
     if not view.spread.packs:
         return [spare] * count
@@ -207,9 +207,9 @@ def _by_row(view: PlanningView, spare: list[WorkerId], count: int) -> list[list[
 def _fittest(view: PlanningView, spare: list[WorkerId], cell: Cell, owners: Mapping[Cell, WorkerId]) -> list[WorkerId]:
     """Return the spare workers, best fit for a cell first.
 
-    If pipelines are packed, workers in the zone of most of the cell's pipeline come first. Then come workers in failure
-    domains that no worker has left or is leaving, then workers outside the failure domains of nearby owners. owners:
-    see `_beside`.
+    Sorted, if pipelines are packed into zones, by how many workers of the cell's pipeline are in the same zone; then
+    workers in failure domains without lost or leaving workers come first, then workers outside the failure domains of
+    nearby owners. owners: see `_beside`.
     """
     zones = Counter[str]()
     if view.spread.packs:

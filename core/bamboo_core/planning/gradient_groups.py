@@ -4,8 +4,8 @@ sum.
 Floating-point sums depend on their order. So a step's microbatches are divided into consecutive groups. Within a group
 gradients are added in the order of the microbatches; the groups' sums are added as a binary tree, each half before the
 whole. A pipeline runs whole groups. It sends the sums of the largest tree nodes inside its share, and the other
-pipelines add these to theirs: the same additions, whichever pipeline does them. With one group of a power of two a
-pipeline sends a single sum.
+pipelines add these to theirs: the same additions, whichever pipeline does them. If both groups and pipelines are powers
+of two, each pipeline sends a single sum.
 
 The sums are in fp32. The final gradients may be rounded.
 """
@@ -79,7 +79,7 @@ def parent(left: SumNode, right: SumNode, groups: int) -> SumNode | None:
 
 @lru_cache(maxsize=4096)
 def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
-    """Return the fewest tree nodes that make up these groups, in order."""
+    """Return the fewest tree nodes that together cover the groups of `share`, in order."""
 
     def within(node: SumNode) -> tuple[SumNode, ...]:
         if share.first <= node.first and node.end <= share.end:
@@ -124,7 +124,7 @@ def share_of(microbatches: Sequence[int], bounds: Sequence[int]) -> SumNode:
 
 
 def are_bounds(bounds: Sequence[int], microbatches: int) -> bool:
-    """Return whether these bounds rise from 0 to the number of microbatches, so that they divide them into groups."""
+    """Return whether the bounds rise strictly from 0 to the number of microbatches, so that no group is empty."""
     return (
         len(bounds) > 1
         and (bounds[0], bounds[-1]) == (0, microbatches)

@@ -40,9 +40,9 @@ def layer_ranges(
 ) -> tuple[tuple[int, int], ...]:
     """Return the layers of each stage: the manifest's split, else the one that minimises the costliest stage.
 
-    stages: the number of stages, if another than the topology's; ignored if the manifest has a split. devices: the
-    number of each worker's devices; without a split layers are divided among all devices, so each stage has at least as
-    many. Raises ValueError naming the field if the model has too few layers, or if the split does not add up to them.
+    stages: the number of stages; None: the topology's; ignored if the manifest has a split. devices: the number of each
+    worker's devices; without a split layers are divided among all devices, so each stage has at least one layer per
+    device. Raises ValueError naming the field if the model has too few layers, or not as many as the split.
     """
     if topology.split is None:
         count = stages or topology.stages
@@ -78,8 +78,8 @@ def grouped(ranges: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, i
 def _costliest(total: Sequence[float], stages: int, end: int, high: float) -> float:
     """Return the least possible cost of the costliest of `stages` stages, for the layers before `end`.
 
-    Bisection whose two ends jump to costs that a stage can have, so it ends at exactly one of them. high: a cost that
-    is known to suffice.
+    Bisection in which both ends move to costs that a stage can have, so the result is exact. high: a cost that is known
+    to suffice.
     """
     low = total[end] / stages * (1 - 1e-12)
     while low < high:
@@ -146,9 +146,9 @@ def initial_plan(
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE,
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
 ) -> Plan:
-    """Return the plan with which workers begin from a state. peers: at least stages x pipelines workers; the others
-    stand by. epoch: the plan's epoch. restore: the state to start from; None: the initial one. spread: decides which
-    workers are neighbours.
+    """Return the plan with which training starts, or continues from a checkpoint. peers: at least stages x pipelines
+    workers; any others are spare. epoch: the plan's epoch and origin. restore: the checkpoint to start from; None: the
+    initial state. spread: decides which workers are neighbours.
     """
     depth, known = len(stages), {p.worker: p for p in peers}
     arranged, redundancy = _arranged(peers, depth, pipelines, redundancy, spread)
@@ -216,7 +216,7 @@ def _zones_covered(rows: Sequence[Sequence[Assignment]], zones: Mapping[WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """The stages that a worker runs and keeps, in a pipeline with a given number of stages."""
+    """The stages that a worker runs, and the stages whose replicas it keeps, in a pipeline of a given length."""
 
     stage: int | None  # the worker's own stage; None: it is on standby
     # the stages that it runs, including those in `taken_over`; a stage is listed twice if run for two pipelines

@@ -14,9 +14,7 @@ Synced = frozenset[tuple[Cell, WorkerId]]  # replicas that are in sync
 
 
 def lost_runs(plan: Plan, lost: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Yield the lost cells in runs: cells that are adjacent in a pipeline's ring form one. lost: the cells whose owners
-    are lost.
-    """
+    """Yield the lost cells in runs of adjacent cells of a pipeline's ring. lost: the cells whose owners are lost."""
     depth = len(plan.stages)
     for d in range(len(plan.pipelines)):
         stages = {c.stage for c in lost if c.pipeline == d}
@@ -30,7 +28,7 @@ def lost_runs(plan: Plan, lost: Sequence[Cell]) -> Iterator[list[Cell]]:
 
 def heirs_of(run: Sequence[Cell], candidates: Callable[[Cell], list[WorkerId]]) -> list[WorkerId | None]:
     """Return the new owner of each cell: the first candidate that all cells share, else the cell's own first candidate;
-    None for a cell without candidates. candidates: returns a cell's, best first.
+    None for a cell without candidates. candidates: returns a cell's candidates, best first.
     """
     named = [candidates(cell) for cell in run]
     common = [w for w in named[0] if all(w in names for names in named)]
@@ -38,8 +36,8 @@ def heirs_of(run: Sequence[Cell], candidates: Callable[[Cell], list[WorkerId]]) 
 
 
 def home(owned: list[Cell], stages: int) -> Cell:
-    """Return the cell that a worker with several cells keeps when it gives its other cells away: the first of its arc
-    of the ring, because takeovers go to the predecessor.
+    """Return the cell that a worker keeps when it gives its other cells away: of its first pipeline, the first of the
+    adjacent stages, because it has taken over the stages after its own. owned: all its cells.
     """
     first = min(c.pipeline for c in owned)
     mine = {c.stage for c in owned if c.pipeline == first}
@@ -79,8 +77,8 @@ def level_counts(
     owners.
 
     present: the workers that count, without lost workers and workers that have not reconnected to a restarted
-    coordinator. lost_with: the failure domain of each holder, itself or its node. Other pipelines' owners are counted
-    once per stage rather than per cell, because a stage may have a hundred.
+    coordinator. lost_with: the failure domain of each holder, itself or its node. The owners in all pipelines, of which
+    there may be a hundred, are collected once per stage rather than once per cell.
     """
     common = [
         {lost_with[w] for w in owners if w in present}
@@ -103,5 +101,5 @@ def siblings(plan: Plan, cell: Cell) -> list[WorkerId]:
 
 
 def domains_of(plan: Plan) -> dict[WorkerId, str]:
-    """Return the failure domain of each holder; see `Peer`."""
+    """Return the failure domain (see `Peer`) of each worker of the plan; an unlisted holder is its own domain."""
     return {w: w for w in plan.holders()} | {peer.worker: peer.failure_domain for peer in plan.workers}

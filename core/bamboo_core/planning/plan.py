@@ -35,7 +35,7 @@ class Cell(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _grid(pipelines: int, stages: int) -> tuple[Cell, ...]:
-    """Return the cells of a grid. Cached, because an operator's jobs ask often per event, for few sizes of grids."""
+    """Return the cells of a grid. Cached, because it is called often at every event, for few sizes of grids."""
     return tuple(Cell(d, s) for d in range(pipelines) for s in range(stages))
 
 
@@ -97,12 +97,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @cached_property
     def shares(self) -> tuple[SumNode, ...]:
-        """The groups that each pipeline runs. Raises ValueError if a pipeline runs no consecutive, whole groups."""
+        """The groups that each pipeline runs. Raises ValueError if these are not whole, consecutive groups."""
         return tuple(share_of(part, self.bounds) for part in self.split)
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A live worker, with its place and the address at which its data plane listens."""
+    """A live worker: its zone and node, and the address at which it listens for tensors from other workers."""
 
     worker: WorkerId
     host: Short
@@ -166,7 +166,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return _grid(len(self.pipelines), len(self.stages))
 
     def has(self, cell: Cell) -> bool:
-        """Return whether the plan has that cell. Takes any cell, also from another worker's message."""
+        """Return whether the plan has that cell. The numbers may be any, such as from another worker's message."""
         return 0 <= cell.pipeline < len(self.pipelines) and 0 <= cell.stage < len(self.stages)
 
     def owned_by(self, worker: WorkerId) -> list[Cell]:

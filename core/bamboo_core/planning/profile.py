@@ -40,15 +40,15 @@ Usd = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class ProfileError(ValueError):
-    """Error in a profile: one sentence with the file."""
+    """Error for a profile that is invalid; its message is one sentence that names the file."""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of a profile's parts."""
+    """Base class of a profile's parts: camelCase keys; unknown keys are refused."""
 
 
 class Layer(_Part, frozen=True, kw_only=True):
-    """One layer of the model, in the task's order."""
+    """A layer of the model: its times in seconds and its sizes in bytes."""
 
     # forward, backward: of one microbatch
     forward: Seconds
@@ -110,8 +110,8 @@ class ModelFigures(_Part, frozen=True, kw_only=True):
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """The cost of each layer, by which the coordinator splits the layers: the counted costs, else the seconds of a
-        microbatch.
+        """The cost of each layer, by which the coordinator splits the layers: `Layer.cost` if any layer has one, else
+        the seconds of a microbatch's forward and backward.
         """
         counted = any(layer.cost for layer in self.layers)
         return tuple(layer.cost if counted else layer.forward + layer.backward for layer in self.layers)
@@ -208,7 +208,7 @@ _DECODER = msgspec.json.Decoder(ModelProfile, strict=True)
 
 
 def parse_profile(path: str, text: bytes | str) -> ModelProfile:
-    """Parse a profile. path: for messages. Raises ProfileError with the path, the place and what was expected."""
+    """Parse and check a profile. path: for messages. Raises ProfileError with the path and what was expected where."""
     try:
         profile = _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -77,9 +77,8 @@ def rows(
 
 
 def are_apart(spread: Iterable[OwnerSpread], copies: int) -> bool:
-    """Return whether each stage has enough owners, over all pipelines, to lose any `copies` workers, nodes or zones.
-
-    Fewer nodes or zones suffice if the workers are on no more of them.
+    """Return whether each stage keeps an owner in some pipeline if any `copies` workers, nodes or zones are lost: its
+    owners are in at least `copies` + 1 of each or, if there are fewer nodes or zones, in all of them.
     """
     return all(one.least >= min(copies + 1, one.places) for one in spread)
 
@@ -93,8 +92,8 @@ def _without_zones(peers: Sequence[Peer]) -> list[Peer]:
 
 
 def dealt(peers: Sequence[Peer], depth: int, pipelines: int) -> list[Row]:
-    """Return rows with as few neighbours on the same node as possible. The fullest nodes give as few workers as
-    possible; each node's workers are dealt to the pipelines in turn, and take every other place of a row.
+    """Return a row for each pipeline, its workers by stage, with as few neighbours on the same node as possible. The
+    fullest nodes give as few workers as possible; a node's workers go to the pipelines in turn, at every other stage.
     """
     nodes: dict[str, Row] = {}
     for peer in peers:
@@ -124,8 +123,8 @@ def packed(
     """Choose and arrange the workers of each pipeline, by stage: in one zone if possible, else in few, with workers of
     a zone side by side.
 
-    With SINGLE_ZONE pipelines share the zone with the most workers; with ZONE_PER_PIPELINE only if other zones have too
-    few. taken: zones of existing pipelines.
+    With SINGLE_ZONE pipelines share the zone with the most workers; with ZONE_PER_PIPELINE they share a zone only if
+    the unused zones have too few workers. taken: zones of existing pipelines.
     """
     left: dict[str, Row] = {}
     for peer in peers:
@@ -174,8 +173,8 @@ def _arranged(
 
 
 def close_ring(row: list[Peer], spare: Sequence[Peer], replicas: int = 1) -> list[Peer]:
-    """Return the row with its last worker swapped for another of the row or a spare one, if that keeps more neighbours
-    apart, because the ring's ends are neighbours too. Otherwise return the row itself.
+    """Return the row with its last worker swapped for another of the row or a spare one, if fewer neighbours then share
+    nodes and zones: the ring's ends are neighbours too. Otherwise return the row itself.
     """
     if len({peer.zone for peer in (*row, *spare)}) <= 1 and not share_nodes((*row, *spare)):
         return row  # all workers are alike

@@ -1,7 +1,7 @@
 """The schedule as data: what a cell does in a step, and in which order. The engine runs it, the simulator times it.
 
-The order inside a cell is fixed, because it fixes the order of floating-point sums; between cells arrivals decide. 1F1B
-as published by PipeDream-Flush (Narayanan et al., 2021): the warm-ups of two neighbours differ by one forward, so two
+The order inside a cell is fixed, as it fixes the order of floating-point sums; cells wait only for tensors. 1F1B as
+published by PipeDream-Flush (Narayanan et al., 2021): the warm-ups of two neighbours differ by one forward, so two
 microbatches share one round trip to the next stage, and each costs one transfer's time. If they differ by two ("eager
 1F1B", Zhuang et al., On Optimizing the Communication of Model Parallelism, 2023), three share it while others are
 computed: a transfer of up to half a forward and backward costs nothing.
@@ -44,7 +44,7 @@ class BackwardWeight:
 
 @dataclass(frozen=True, slots=True)
 class BackwardRest:
-    """The backward of a further bucket of layers, if a backward runs bucket by bucket; `Backward` runs the first."""
+    """The backward of one more bucket of layers, if a backward runs bucket by bucket; `Backward` runs the first one."""
 
     microbatch: int
 
@@ -72,17 +72,15 @@ class AddPartialSums:
 
 @dataclass(frozen=True, slots=True)
 class ScatterGradients:
-    """An instruction to send each other pipeline's owner of this stage the chunk of a bucket that this owner is to
-    reduce.
-    """
+    """An instruction to send each other owner of this stage (one per pipeline) the chunk of a bucket that it sums."""
 
     bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceGradients:
-    """An instruction to sum this cell's chunk of a bucket over the pipelines, in a fixed order, and send the sum to
-    their owners.
+    """An instruction to sum this cell's chunk of a bucket over the pipelines, in a fixed order, and send the sum to the
+    stage's other owners.
     """
 
     bucket: int = 0
@@ -90,7 +88,7 @@ class ReduceGradients:
 
 @dataclass(frozen=True, slots=True)
 class GatherGradients:
-    """An instruction to assemble the reduced chunks."""
+    """An instruction to assemble a stage's gradients from the reduced chunks of all buckets."""
 
     buckets: int = 1
 
@@ -153,10 +151,10 @@ def zb_h1(stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed
     """Return a stage's program in ZB-H1 order: as 1F1B, but with the weight gradients of stage s delayed by 2 * s
     microbatches.
 
-    With fewer than 2 * (stages - 1) microbatches the delay is s, otherwise too many would be left for the end.
+    With fewer than 2 * (stages - 1) microbatches the delay is s, so that fewer weight gradients are left for the end.
 
-    So every stage has at most as many microbatches in flight, with their weight gradients, as the first stage has in
-    1F1B: `2 * stages - 1`. The first stage has no stage before it, and postpones nothing.
+    Every stage then has at most as many microbatches in flight, including those that only wait for their weight
+    gradients, as the first stage has in 1F1B: `2 * stages - 1`. The first stage postpones nothing.
     """
     ahead = AHEAD if len(microbatches) >= (stages - 1) * AHEAD else 1
     delay = stage * ahead
@@ -259,8 +257,8 @@ def portion_program(
     """Return the program of one of the workers that share a cell.
 
     left: the first microbatch left to run. again: earlier microbatches that are repeated for the neighbouring stages,
-    though their gradients are already summed. The order is the whole cell's from the first of these on, so the stages
-    cannot wait for each other.
+    though their gradients are already summed. The instructions keep the order of the whole cell's program, so stages
+    cannot deadlock.
     """
     whole = order.taken_over().program(stage, stages, range(min((left, *again)), portion[1]))
     return [i for i in whole if i.microbatch >= left or (i.microbatch in again and not isinstance(i, BackwardWeight))]

@@ -6,13 +6,13 @@ from bamboo_core.planning.plan import Plan, WorkerId
 
 
 def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]) -> list[int]:
-    """Return the layers that a worker writes: a stage's layers go to its writers in turn. layers: half-open range."""
+    """Return which of a stage's layers (a half-open range) a worker writes: they go to `writers` round-robin."""
     first, end = layers
     return [layer for layer in range(first, end) if writers and writers[(layer - first) % len(writers)] == worker]
 
 
 def kept_share(plan: Plan, worker: WorkerId) -> set[int]:
-    """Return the layers that a worker copies to host memory at the start; a stage's holders divide its layers."""
+    """Return the layers that a worker copies to host memory when states begin; a stage's holders divide its layers."""
     kept: set[int] = set()
     for number, layers in enumerate(plan.stages):
         holders = dict.fromkeys(w for c in plan.cells() if c.stage == number for w in plan.at(c).holders)

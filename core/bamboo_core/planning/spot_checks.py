@@ -1,5 +1,5 @@
-"""Spot checks: which microbatch of which stage is recomputed, when, and by which worker. Pure. See
-docs/design/determinism.md. Intervals are primes, so that checks also find a fault of every tenth call.
+"""Spot checks for wrong results: which stage's microbatch is recomputed, when, and by which worker. Pure. See
+docs/design/determinism.md. Intervals are primes, so that checks also find a fault that recurs at every tenth call.
 """
 
 from collections.abc import Collection

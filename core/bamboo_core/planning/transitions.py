@@ -83,8 +83,8 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
 
 
 def improve(view: PlanningView) -> Plan | None:
-    """Return the next plan towards the target: add missing replicas, move owners home, drop superfluous replicas. None
-    if nothing is lacking, or until replicas are in sync.
+    """Return the next plan towards the desired holders: add missing replicas, else move cells to their desired owners,
+    else drop superfluous replicas. None if nothing has to change, or until replicas are in sync.
     """
     plan, lacks = view.plan, _lacks(view)
     cells = {c: plan.at(c) for c in plan.cells()} if lacks.replicas or not lacks.is_settled else {}
@@ -221,8 +221,8 @@ def next_plan(
     boundary: bool = False,
     layouts: tuple[Layout, ...] | None = None,
 ) -> Plan:
-    """Return the next epoch's plan: the one in force with other assignments (and layouts). Workers that own several
-    pipelines' cells of one stage share them with the stage's other owners.
+    """Return the next epoch's plan: the one in force with these assignments, and layouts if given. `share_out` adds the
+    portions.
     """
     plan = view.plan
     known = layouts or plan.layouts

@@ -1,1 +1,1 @@
-"""How layers are split over stages: evenly, by speed, or anew in a re-split. Pure."""
+"""Division of layers among stages and devices: by cost, by workers' speed, and again while the job runs. Pure."""

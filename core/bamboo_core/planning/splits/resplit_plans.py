@@ -3,8 +3,8 @@
 A re-split ends the states of all stages at one step (a cut) and begins new states from the layers that the workers hold
 in memory; so any grid can follow any other, and nothing is repeated.
 
-All workers wait while layers move, above all for the worker that lacks most. So places go to workers that have most of
-the layers they need, and idle workers get copies of stages in advance, while training goes on.
+All workers wait while layers move, above all for the worker that lacks most. So a cell goes to a worker that already
+has most of its layers, and idle workers get copies of stages in advance, while training goes on.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
@@ -44,11 +44,11 @@ def lacking(plan: Plan, held: Held, sizes: Sequence[float]) -> dict[WorkerId, fl
 
 
 def placed(plan: Plan, peers: Sequence[Peer], held: Held, sizes: Sequence[float]) -> Plan:
-    """Return the plan with workers swapped so that the largest number of bytes that a worker lacks becomes small; the
-    same plan if no swap helps.
+    """Return the plan with workers exchanged so that the worker that lacks most bytes lacks fewer; the same plan if
+    that does not help.
 
-    Greedy: pairs of worker and place that save most come first. Places stay in their zones, and on their nodes if
-    workers share nodes, so neighbours stay apart as planned. peers: the workers that may have a place.
+    Greedy: the pair of worker and place (a worker's cells and replicas) that saves most comes first. Places stay in
+    their zones, and on their nodes if workers share nodes, so neighbours stay apart. peers: the workers to choose from.
     """
     known, shared = {peer.worker: peer for peer in peers}, share_nodes(peers)
     owners = list(dict.fromkeys(plan.at(cell).owner for cell in plan.cells()))
@@ -71,8 +71,8 @@ def _burden(bytes_lacking: Collection[float]) -> tuple[float, float]:
 def _matched(
     plan: Plan, seats: Sequence[WorkerId], workers: Sequence[WorkerId], held: Held, sizes: Sequence[float]
 ) -> dict[WorkerId, WorkerId]:
-    """Assign workers to seats, the pair that already holds the most bytes first. A seat is named by its worker in the
-    plan. Seats with equal needs, and workers with equal layers, are compared once.
+    """Return a worker for each seat: the cells and replicas of one worker of the plan, under its name. Pairs whose
+    worker holds most of the bytes needed come first. Equal seats, and workers with equal layers, are compared once.
     """
     wanting: dict[frozenset[int], list[WorkerId]] = {}
     having: dict[frozenset[int], list[WorkerId]] = {}
@@ -199,11 +199,11 @@ def resplit_plan(
     may_be: Callable[[Ranges], bool] = lambda split: True,
     instead: Ranges | None = None,
 ) -> Plan:
-    """Return the plan that continues from a state with that grid. If too few workers stay, they run several stages
-    each.
+    """Return the plan that continues from the state `beginning` on a grid, with the layers split anew.
 
-    If the grid stays, every worker keeps its stage. plan: the one in force. live: workers that may be asked for layers.
-    may_be: returns whether memory suffices for a split; if not, `instead` is used.
+    If `staying` are too few, each runs several cells; if grid and workers stay, each keeps its cell. plan: the plan in
+    force. staying: the workers that may get cells. live: all workers, including those that only send layers. may_be:
+    returns whether memory suffices for a split; if not, `instead` is used.
     """
     ranges = layer_ranges(work.costs, spec.topology, grid.stages, spec.worker.devices)
     if instead is not None and not may_be(ranges):
@@ -283,7 +283,7 @@ def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:
 
 
 def in_places(plan: Plan, peers: Sequence[Peer], cells: int) -> list[Peer]:
-    """Order the workers for `cells` cells: owners at their own cell, where they have its layers, others in the gaps."""
+    """Sort the workers so that the first `cells` of them are at the cells that they own, with others in the gaps."""
     order = {cell: i for i, cell in enumerate(plan.cells()[:cells])}
     seats: dict[int, Peer] = {}
     for peer in peers:

@@ -3,8 +3,8 @@
 The model: a worker takes (its slowness) x (the seconds of its layers) for a microbatch. Two workers that ran the same
 layers differ by their slowness, whatever the layers are. One worker that ran different layers shows by how much these
 differ. So each measurement ties a worker to some layers, and workers that are tied to each other, even through others,
-are comparable. In logarithms that is a sum, and least squares give both: for parallel pipelines each one's slowness,
-and for a ring, in which each worker also times the next one's layers, the slowness of all.
+are comparable. In logarithms the product is a sum, so least squares give both factors. Parallel pipelines make the
+owners of one stage comparable; a ring, in which each worker also times the next one's layers, all workers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ Stages = Sequence[tuple[float, float]]  # slowness and fixed cost
 
 
 def _shortest(total: Sequence[float], workers: Stages) -> float:
-    """Return the least possible time of the longest stage. total: the cost of the layers before each one."""
+    """Return the least possible time of the longest stage. total: prefix sums of the layers' costs."""
     layers, stages = len(total) - 1, len(workers)
     best = [0.0] + [inf] * layers  # the longest of the stages so far, by the number of layers they hold
     for stage, (factor, fixed) in enumerate(workers):

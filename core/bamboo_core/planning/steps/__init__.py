@@ -1,1 +1,1 @@
-"""Step times and memory on a grid: one model for the coordinator's choice, plans and simulations."""
+"""Estimates of step time and memory on a grid, for the coordinator, `bamboo plan` and the simulator alike."""

@@ -92,9 +92,9 @@ def may_do_without(spec: JobSpec) -> bool:
 class GridRates:
     """The rates at which a job trains on grids: which grids fit, and which are the fastest.
 
-    It caches everything, so the coordinator keeps one (`choosing.rates_of`) while figures and spec stay; simulations
-    and strategies have their own. memory: bytes of a worker's device; None: unknown, so that all grids fit. work:
-    seconds of a microbatch over all layers.
+    It caches everything, so the coordinator keeps one object (`choosing.rates_of`) while figures and spec stay the
+    same. memory: bytes of a worker's device; None: unknown, so that all grids fit. work: seconds of a microbatch over
+    all layers.
     """
 
     def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
@@ -138,9 +138,7 @@ class GridRates:
         return 0 < self.spec.redundancy.kept < grid.pipelines
 
     def lacks_room(self, grid: Grid) -> bool:
-        """Return whether the job runs that grid without replicas of stages, because they do not fit and it may do
-        without.
-        """
+        """Return whether the job runs that grid without replicas of stages: they do not fit, and it may do without."""
         without = may_do_without(self.spec) or self.siblings_suffice(grid)
         return without and self._split_with_copies(grid) is None
 

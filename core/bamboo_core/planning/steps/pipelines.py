@@ -106,7 +106,7 @@ def awaited(instruction: Computed, stage: int, stages: int) -> Frame | None:
 
 
 def given(instruction: Computed, place: Place, stages: int) -> tuple[Place, Frame] | None:
-    """Return the frame that an instruction sends, and to which cell; None if no cell waits for it."""
+    """Return the cell to which an instruction sends a frame, and the frame; None if it sends none."""
     if isinstance(instruction, BackwardWeight):
         return None
     (d, s), first = place, isinstance(instruction, Forward)
@@ -142,7 +142,7 @@ class _Cell:
 
     @property
     def is_summed(self) -> bool:
-        """Return whether this cell's worker has summed the gradients of all microbatches of its run."""
+        """Whether this cell's worker has summed the gradients of all microbatches of its run."""
         return not any(one.microbatch >= self.left for one in self.program[self.done :])
 
     def makes(self, frame: Frame) -> bool:

@@ -76,7 +76,7 @@ class PlannedGroup:
     numbers: dict[WorkerId, int]  # of workers in the group
 
     def cells(self) -> dict[Cell, Place]:
-        """Return the pipeline and stage within the group of each of its cells in the plan."""
+        """Return the group's cells: the plan's cell, and its pipeline and stage as numbered within the group."""
         stages = range(len(self.group.forward))
         return {Cell(row, s): (d, s) for d, row in enumerate(self.rows) for s in stages}
 
@@ -125,8 +125,8 @@ class StepModel:
         """Return the seconds of a step in which plans change, and the seconds after the last change in which new owners
         repeat lost work.
 
-        changes: each new plan, after the second at which all workers have it, in order. lost: the second of the step at
-        which each lost worker vanishes.
+        changes: (the second of the step at which all workers have a new plan, the plan), in order. lost: the second of
+        the step at which each lost worker vanishes.
         """
         gone = {one: lost[worker] for one, worker in devices_of_workers(lost, devices_of(plan))}
         plans, last = [on_devices(plan), *(on_devices(later) for _, later in changes)], changes[-1][0]
@@ -283,7 +283,7 @@ class StepModel:
         self, plan: Plan, layout: Layout, ends: Mapping[Place, float], alike: AlikePipelines | None = None
     ) -> float:
         """Return the second at which all workers have received the commit. ends: when the cells have done their
-        forwards and backwards. alike: the pipelines that these represent.
+        forwards and backwards. alike: the equal pipelines for which the plan's pipelines stand.
         """
         sums = alike.sums if alike else most_sums(len(layout.bounds) - 1, layout.pipelines)
         stages, network = self.stages(plan.stages), self.figures.network

@@ -30,9 +30,9 @@ from bamboo_core.planning.splits.speeds import Ranges
 class StageBytes:
     """The bytes of a stage on a device.
 
-    casts: copies of its parameters in the precision of products, except of checkpointed layers, whose casts exist only
-    while they run. gradients: size of one gradient sum. largest: the largest layer's part of that sum. in_flight: data
-    kept for microbatches in flight, normally and after a takeover.
+    casts: copies of the parameters in the precision of matrix products, except for layers with activation
+    checkpointing, whose casts exist only while they run. gradients: size of one gradient sum. largest: the largest
+    layer's part of that sum. in_flight: data kept for microbatches in flight, normally and after a takeover.
     """
 
     parameters: int
@@ -161,8 +161,8 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
 
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
-    """Return a sentence if a worker's memory may not suffice; "" if it does, as with every grid that the coordinator
-    chooses.
+    """Return a sentence if a worker's memory may not suffice. It is "" if the memory suffices, and for elastic jobs,
+    for which the coordinator chooses only grids that fit.
     """
     if spec.elastic:
         return ""
