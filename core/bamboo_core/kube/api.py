@@ -1,8 +1,8 @@
-"""The Kubernetes client of the command line and the operator: the official client, on plain objects.
+"""The Kubernetes client of the command line and the operator: the official asyncio client, with objects as dicts.
 
-Its typed calls reject fields that they do not know, so every call here is the generic one, with a time limit.
-Every failure is a RemoteError in one sentence: an ApiError if the server refuses, a ClusterUnreachable if it does not
-answer, a ConfigError if the kubeconfig is wrong. Importing this module takes a while.
+Its typed calls reject fields that they do not know, so every call here is the generic one, with a time limit. Every
+failure is a RemoteError in one sentence: an ApiError if the server refuses, a ClusterUnreachable if it does not answer,
+a ConfigError if the kubeconfig is wrong. Importing this module takes a while.
 """
 
 import asyncio
@@ -63,8 +63,8 @@ class Access:
 
 
 async def log_in(path: str | None = None, context: str | None = None) -> Access:
-    """Return access from `path`, else KUBECONFIG, else ~/.kube/config, else the pod's ServiceAccount. Runs a credential
-    plugin if needed. Raises ConfigError.
+    """Return access to a cluster by the kubeconfig at `path`, else at KUBECONFIG, else at ~/.kube/config, else by the
+    pod's ServiceAccount. Runs a credential plugin if needed. Raises ConfigError.
     """
     files = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
@@ -465,8 +465,8 @@ class KubeApi:
             raise await self._explained(error, namespace, name) from None
 
     async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
-        """Merge fields into the status of the BambooJob with that UID; None removes one. Raises JobGone without the
-        job.
+        """Merge fields into the status of the BambooJob with that UID; a field that is None is removed. Raises JobGone
+        if there is no such job.
         """
         body = {"metadata": {"uid": uid}, "status": dict(status)}
         try:

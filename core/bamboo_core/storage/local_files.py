@@ -35,7 +35,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def _partial_file(target: Path) -> Iterator[BinaryIO]:
     """Yield a new file next to the target, which the caller syncs and renames or links to the target. Afterwards make
-    its name durable.
+    the target's name durable.
     """
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -53,8 +53,8 @@ def _sync_content(file: BinaryIO) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder that replaces that path, durably, when the block ends without an error. It may hold folders.
-    Until then the path keeps its previous content, if any. Raises OSError.
+    """Yield a new folder that replaces that path, durably, when the block ends without an error. Until then the path
+    keeps its previous content, if any. Raises OSError.
     """
     target = path.absolute()
     partial, old = (target.with_name(f".{path.name}.{secrets.token_hex(4)}.{what}") for what in ("partial", "old"))

@@ -1,4 +1,4 @@
-"""Files in an object store, by fsspec. An object appears complete, with its last byte, or not at all."""
+"""Files in an object store, through fsspec. An object appears complete, with its last byte, or not at all."""
 
 import contextlib
 import importlib
@@ -32,7 +32,7 @@ _MODIFIED: Final = ("LastModified", "last_modified", "mtime", "updated", "create
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteEntry:
-    """A file below a root."""
+    """A file at or below the root of an `ObjectFiles`."""
 
     name: str  # its path from the root; the file's name if the root is a file
     path: str  # the path to read it by; "" for the root itself
