@@ -47,7 +47,7 @@ class LookedAt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class DataRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A checkpoint's record of the dataset that it was trained on."""
+    """A fingerprint of the dataset that a checkpoint's model was trained on."""
 
     samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]  # number of samples
     order: _Digest  # a digest of the first samples in training order

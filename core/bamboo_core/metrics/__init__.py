@@ -1,1 +1,1 @@
-"""The metrics that Bamboo exports, and how a job's are computed."""
+"""The Prometheus metrics that Bamboo exports, and how the metrics of a job are computed."""

@@ -63,7 +63,7 @@ def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
 
 def history(page: MetricsPage, job: JobKey, status: Status) -> None:
     """Add a coordinator's counters: restarts, preemptions, takeovers, traffic and checkpoints. They start at 0 with
-    each coordinator, so their increase is right even if an earlier one had counted more (see the operator's
+    each coordinator, so their increase is right even if an earlier coordinator had counted more (see the operator's
     `JobMeter`).
     """
     page.add(table.JOB_LOST_SAMPLES, status.trained_without, *job)
@@ -115,8 +115,8 @@ def _milliseconds(takeover: Takeover, phase: str) -> float:
 def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:
     """Return the useful worker-seconds of the steps committed between these two states of the same coordinator.
 
-    A step counts its duration, at most the usual one before it, for each worker that owns a stage. So takeover pauses,
-    workers on standby and repetitions, in a step or after a return to a checkpoint, do not count.
+    Each worker that owns a stage counts with the step's duration, at most the usual duration of a step before. So
+    pauses, workers on standby and repetitions, in a step or after a return to a checkpoint, do not count.
     """
     steps = after.progress.trained - before.progress.trained
     if (

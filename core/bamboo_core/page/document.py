@@ -32,7 +32,7 @@ OWNERS_ONLY = "Who runs which stage is as the status has it; what the workers ar
 
 
 class PageJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The parts of the manifest that a page shows, and when the job and its record began."""
+    """The parts of the manifest that a page shows, and when the job and its timeline began."""
 
     name: str
     namespace: str

@@ -1,4 +1,4 @@
-"""The timeline of a job for its page: bounded curves of steps, marks and events. The job's shell records it."""
+"""The timeline of a job for its page: bounded curves of steps, marks and events. The operator or the CLI records it."""
 
 import time
 from collections import deque
@@ -108,7 +108,7 @@ class TimelineMark:
 
 
 class JobTimeline:
-    """The curves, marks and events of one job since its shell began to run it."""
+    """The curves, marks and events of one job since this process began to run it."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.now: Clock = clock or steady_clock()

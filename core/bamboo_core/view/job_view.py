@@ -99,7 +99,7 @@ def _names(spec: JobSpec, workers: Sequence[WorkerId]) -> str:
 
 
 def run_status(live: Status, now: datetime) -> BambooJobStatus:
-    """Build a BambooJob's status from a coordinator's: no conditions, no cost, and counts since it was created."""
+    """Build a BambooJob's status from a coordinator's: no conditions, no cost, counts since the coordinator began."""
     ready = sum(1 for _, state in live.workers if state is not WorkerState.STARTING)
     kept = live.checkpoint
     return BambooJobStatus(
@@ -268,7 +268,7 @@ class JobView:
         return self.status.plan_record.pipelines
 
     def short(self, worker: str) -> str:
-        """Return a worker's name without the job's as prefix: w3 for quickstart-w3. Other names stay as they are."""
+        """Return a worker's name without the prefix of the job's name: w3 for quickstart-w3. Other names stay as is."""
         return worker.removeprefix(f"{self.name}-")
 
     def cells(self, worker: str) -> tuple[CellIndex, ...]:
@@ -288,8 +288,8 @@ def view_of(body: Mapping[str, Any]) -> JobView:
 
 
 def view_of_run(spec: JobSpec, live: Status | None, now: datetime, began: datetime | None = None) -> JobView:
-    """Return the view of a job without a BambooJob that runs in this process. live: None while it starts. began: when
-    it was started.
+    """Return the view of a job that runs in this process, not on a cluster. live: None while the job starts. began:
+    when it was started.
     """
     metadata = Metadata(name=spec.name, namespace=spec.namespace, creation_timestamp=began)
     status = run_status(live, now) if live is not None else BambooJobStatus()
