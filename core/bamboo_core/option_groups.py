@@ -8,8 +8,8 @@ from typing import Any
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command for typer, with one option for each field of its dataclass parameters. These options follow
-    the command's own, in the order of the parameters. A field's annotation and default become the option's.
+    """Return the command with its dataclass parameters replaced by a typer option for each field. These follow the
+    command's own options, in the order of the parameters. A field's annotation and default become the option's.
     """
     own = inspect.signature(command)
     groups = {p.name: p.annotation for p in own.parameters.values() if _is_group(p.annotation)}

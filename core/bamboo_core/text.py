@@ -39,7 +39,7 @@ def _lines(line: str, width: int) -> list[str]:
 
 
 def suggestion(key: object, known: Sequence[str]) -> str:
-    """Return, for a message about an unknown key, the most similar known key, or else all known keys."""
+    """Return the hint for an unknown key: "did you mean steps?" if a known key is similar, else all known keys."""
     near = get_close_matches(str(key)[:80], known, n=1, cutoff=0.7)
     return f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
 
@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """Return bytes as text: 512 B, 1.5 KiB, 20.0 MiB."""
+    """Return a number of bytes as text: 512 B, 1.5 KiB, 20.0 MiB."""
     if number < 1024:
         return f"{number:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):

@@ -50,7 +50,7 @@ def part_name(layer: int) -> str:
 
 
 def checkpoint_in(folder: str) -> CheckpointId | None:
-    """Return the checkpoint whose folder has that name; None if the name is not a checkpoint's."""
+    """Return the checkpoint whose folder is named `folder`; None if that is no name of a checkpoint's folder."""
     match = _FOLDER.fullmatch(folder)
     if not match or int(match[1]) > LARGEST_STEP:
         return None

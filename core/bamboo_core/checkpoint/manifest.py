@@ -38,7 +38,7 @@ _Form = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class LookedAt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sample of the dataset, to compare with the same sample later."""
+    """The fingerprint of one sample of a dataset: shapes and a digest, to compare with the same sample later."""
 
     sample: _Number
     form: _Form  # the types and shapes of its parts
@@ -55,7 +55,7 @@ class DataRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def difference(before: DataRecord, now: DataRecord) -> tuple[str, str] | None:
-    """Return the first difference that matters between two datasets, as each one's value; None if they may be equal."""
+    """Return the first difference between two datasets as two texts, before and now; None if they may be equal."""
     if before.samples != now.samples:
         return count(before.samples, "sample"), count(now.samples, "sample")
     if before.order != now.order:
@@ -83,7 +83,7 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file of one layer."""
+    """The manifest's entry for the file of one layer."""
 
     layer: Annotated[int, msgspec.Meta(ge=0, lt=MOST_LAYERS)]
     file: _Text
@@ -107,7 +107,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The manifest of a checkpoint, which makes it complete."""
+    """A checkpoint's manifest: which job and step it is of, its files, and what a job that resumes from it needs."""
 
     job: _Text
     step: _Step  # optimizer steps of the state

@@ -23,7 +23,7 @@ class ListedState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedCheckpoint:
-    """An attempt's folder in the store, whatever its state."""
+    """The folder of an attempt to write a checkpoint, complete or not, as found in a store."""
 
     attempt: CheckpointId
     state: ListedState
@@ -35,7 +35,7 @@ class ListedCheckpoint:
 
     @property
     def written(self) -> float | None:
-        """The time of the commit, or of the newest file, by the writer's clock, in seconds since 1970."""
+        """The time of the commit, else of the newest file, in seconds since 1970; None if the store does not say."""
         return self.manifest.created.timestamp() if self.manifest else self.modified
 
 
@@ -170,8 +170,8 @@ def _is_over(one: ListedCheckpoint, complete: list[ListedCheckpoint], dead: floa
 
 
 def _overtook(complete: ListedCheckpoint, unfinished: ListedCheckpoint) -> bool:
-    """Return whether a later checkpoint shows that the unfinished attempt was abandoned: its step or a later one was
-    written since.
+    """Return whether a later checkpoint shows that the unfinished attempt was abandoned: a checkpoint of its step or a
+    later one was written since.
     """
     assert unfinished.modified is not None
     written = complete.written
@@ -179,8 +179,8 @@ def _overtook(complete: ListedCheckpoint, unfinished: ListedCheckpoint) -> bool:
 
 
 def _ours(one: ListedCheckpoint, digest: str | None) -> bool:
-    """Return whether a checkpoint belongs to this training (None: to any), which is assumed if its manifest is
-    unreadable.
+    """Return whether a checkpoint belongs to the training with that digest; True if the digest is None, or if the
+    checkpoint's manifest is unreadable.
     """
     if one.manifest is None:
         return True

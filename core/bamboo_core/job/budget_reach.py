@@ -29,8 +29,8 @@ def spent(money: Decimal, *, keeps: bool) -> str:
 
 
 def of_manifest(spec: JobSpec) -> str:
-    """Return how long the money of a job lasts with all requested workers, at the price of its first pool that has one:
-    a sentence without a full stop; "" without money or price.
+    """Return how long the money of a job lasts with all requested workers, at the price of the first pool that has a
+    price: a sentence without a full stop; "" if there is no money or price.
     """
     pool = next((pool for pool in spec.node_pools if pool.price_per_hour), None)
     money = spec.budget.money if spec.budget is not None else None
@@ -54,8 +54,8 @@ def done_by(spec: JobSpec) -> datetime | None:
 
 
 def seconds_late(date: datetime, now: datetime, left: float | None) -> float | None:
-    """Return how many seconds after the date the last step is done, negative if before; None if unknown. left: seconds
-    until the last step at the current rate; None if unknown.
+    """Return by how many seconds the job misses its date, negative if it is early; None if unknown. left: seconds until
+    the last step at the current rate; None if unknown.
     """
     until = (date - now).total_seconds()
     if left is None:

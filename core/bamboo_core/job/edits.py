@@ -43,8 +43,8 @@ def _stays(one: ApiField, object_stays: bool) -> bool:
 
 
 def refused_fields(followed: JobSpec, wanted: JobSpec) -> tuple[str, ...]:
-    """Return the changed fields that a running job does not follow, under their names in a manifest. followed: the spec
-    in force after the edit.
+    """Return the paths of the changed fields that a running job does not follow, such as spec.training.steps. followed:
+    the spec in force after the edit.
     """
     return tuple(dict.fromkeys(_differences(followed, wanted, "spec")))
 

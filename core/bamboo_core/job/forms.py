@@ -128,7 +128,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A member of the enumeration, by its value."""
+    """The value of a member of an enumeration; it is read as the member."""
 
     members: type[StrEnum]
 

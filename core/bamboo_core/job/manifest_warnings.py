@@ -30,7 +30,7 @@ def warnings(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _first_pool(spec: JobSpec) -> Iterator[str]:
-    """Warn about `afterSeconds` in the first pool, which has none before it."""
+    """Warn about `afterSeconds` in the first pool, which has no earlier pool to wait for."""
     for first in spec.node_pools[:1]:
         if first.after_seconds:
             yield f"node pool {first.name}: afterSeconds has no effect in the first pool; it belongs to a later one"

@@ -76,13 +76,13 @@ class NodePool:
 
 
 def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
-    """Return the hourly price of a worker in the first pool of that capacity that has a price; None without one."""
+    """Return the hourly price of a worker in the first pool of that capacity that has a price; None if none has."""
     prices = (pool.price_per_hour for pool in pools if pool.capacity is capacity)
     return next((float(price) for price in prices if price is not None), None)
 
 
 def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[tuple[float, int], ...]:
-    """Return the hourly prices of additional workers, with their number, in the order in which pools would supply them.
+    """Return for each pool (hourly price of a worker, number of workers), in the order in which pools supply more.
 
     The pools before the last one that has workers come last, since they are full or deliver nothing. Pools without a
     price are left out. counts: workers by pool.
@@ -100,7 +100,7 @@ def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[t
 
 def one_price(pools: Iterable[NodePool]) -> float | None:
     """Return the hourly price of a worker without a pool, as in `bamboo run`: the price of the first pool that has one.
-    None without one.
+    None if no pool has a price.
     """
     return next((float(pool.price_per_hour) for pool in pools if pool.price_per_hour is not None), None)
 

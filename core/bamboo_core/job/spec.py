@@ -97,8 +97,8 @@ class TopologySpec:
     """The fixed parts of the grid; with `elastic` the coordinator chooses the rest. See docs/design/engine.md for
     schedule.
 
-    stages, pipelines: 1, the smallest number, with chooses_stages or chooses_pipelines. split: None: by the layers'
-    costs. schedule: None: see `schedules`.
+    stages, pipelines: 1 if the coordinator chooses the number (chooses_stages, chooses_pipelines). split: None: by the
+    layers' costs. schedule: None: see `schedules`.
     """
 
     stages: Annotated[int, Integer(1, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
@@ -338,8 +338,8 @@ def _complete_job(values: Values) -> None:
 
 
 def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
-    """Return the schedules from which the coordinator may choose; the first one is in force until it does. There is
-    only one if the manifest gives it, or without `elastic`, since the choice needs the duration of steps.
+    """Return the schedules from which the coordinator may choose; the first one is in force until then. There is only
+    one if the manifest gives it, or without `elastic`, since the choice needs the duration of steps.
     """
     first = spec.topology.first_schedule
     chosen = spec.topology.schedule is None and spec.elastic is not None
@@ -395,7 +395,7 @@ def pod_spread(spec: JobSpec) -> SpreadPolicy:
 
 
 def whole_workers(spec: JobSpec) -> int:
-    """Return the number of workers of the grid, without standby; if it is chosen, the most that it can use."""
+    """Return the number of workers of a fixed grid, or the most that a chosen one can use; without standby."""
     topology = spec.topology
     if spec.elastic is None or not topology.chooses_stages:
         return topology.stages * most_pipelines(spec)

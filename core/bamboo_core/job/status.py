@@ -30,7 +30,7 @@ _BY_TYPE = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["typ
 
 
 class ReportedCondition(ApiPart, frozen=True):
-    """One condition."""
+    """A condition of the job: whether it holds, since when, and why."""
 
     type: Annotated[str, _schema(maxLength=63, pattern=r"^[A-Z][A-Za-z]*$")]
     """The name of the condition."""

@@ -23,7 +23,7 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """The declaration of a metric. Undeclared ones cannot be exported."""
+    """The declaration of a Prometheus metric: its name, help text, labels and, of a histogram, buckets."""
 
     name: str  # as queried; a histogram's without _bucket
     help: str

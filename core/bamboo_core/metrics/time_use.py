@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class TimeUse(StrEnum):
-    """A kind of use of a worker's time. IDLE: waiting. Time that belongs to no kind is shown as `other`."""
+    """What a worker spends its time on. IDLE: waiting. Time that belongs to no kind is shown as `other`."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -62,7 +62,7 @@ def halves(node: SumNode) -> tuple[SumNode, SumNode]:
 
 @lru_cache(maxsize=1024)
 def parent(left: SumNode, right: SumNode, groups: int) -> SumNode | None:
-    """Return the tree node whose halves are these two nodes, or None. groups: the number of all groups."""
+    """Return the tree node whose halves are these two nodes; None if no node has them. groups: the number of all."""
     node = SumNode(0, groups)
     while node.end - node.first > 1:
         first, second = halves(node)
@@ -99,8 +99,8 @@ def most_sums(groups: int, pipelines: int) -> int:
 
 
 def tree_sum(sums: Mapping[SumNode, T], groups: int) -> T:
-    """Return the sum over all groups, added in the tree's order. sums: by nodes that together cover all groups; the
-    values have a `+`.
+    """Return the sum over all groups, added in the tree's order. sums: values with a `+`, by nodes that together cover
+    all groups.
     """
     return sum_of(SumNode(0, groups), sums)
 

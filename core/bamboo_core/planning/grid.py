@@ -203,8 +203,8 @@ def _nodes_covered(rows: Sequence[Sequence[Assignment]], peers: Mapping[WorkerId
 
 
 def _zones_covered(rows: Sequence[Sequence[Assignment]], zones: Mapping[WorkerId, str]) -> str:
-    """Return the part of the plan's message on how many zones may be lost at once: one fewer than the zones that hold
-    each stage. It is "" if all workers are in one zone.
+    """Return the part of the plan's message on how many zones may be lost at once: one fewer than the zones of the
+    stage that is held in the fewest. It is "" if all workers are in one zone.
     """
     held = [{zones[w] for a in cells for w in a.holders} for cells in zip(*rows, strict=True)]
     known = len(set().union(*held))

@@ -195,7 +195,7 @@ class ModelProfile(_Part, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of the whole model with the optimizer's state, as in a checkpoint."""
+        """The size of the model and the optimizer's state in a checkpoint, in bytes."""
         return sum(layer.parameters + layer.optimizer for layer in self.layers)
 
     @property

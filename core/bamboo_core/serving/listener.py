@@ -226,7 +226,7 @@ class BoundedListener:
             task.add_done_callback(partial(self._welcomed, connection))
 
     async def _welcome(self, connection: "_Connection", tls: ssl.SSLContext | None) -> None:
-        """Give the connection to its protocol, and wait until its handshake is done. Raises OSError."""
+        """Connect the accepted socket to its protocol, after the TLS handshake if there is one. Raises OSError."""
         seconds = self.bounds.request
         limits = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": SHUTDOWN_SECONDS} if tls else {}
         connect = asyncio.get_running_loop().connect_accepted_socket

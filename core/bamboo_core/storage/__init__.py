@@ -1,1 +1,1 @@
-"""File access at a path or URL: calls that always return, with errors as one sentence."""
+"""Files on disk or in an object store: each call ends within a time limit, with errors as one sentence."""

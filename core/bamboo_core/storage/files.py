@@ -38,5 +38,5 @@ class Files(Protocol):
 
 
 def total(chunks: Sequence[Buffer]) -> int:
-    """Return the bytes of all chunks."""
+    """Return the number of bytes in all chunks together."""
     return sum(memoryview(chunk).nbytes for chunk in chunks)

@@ -73,7 +73,7 @@ class ObjectFiles:
         self._check(path, size)
 
     def create(self, path: str, data: bytes) -> None:
-        """Create a file with a conditional request, or in stores without such requests if a check finds no file."""
+        """Create a file by a conditional request; in stores without these, check first whether the file exists."""
         where = self._path(path)
         if self._exists(path):
             raise FileExistsError(where)

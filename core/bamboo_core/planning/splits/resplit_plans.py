@@ -166,7 +166,7 @@ def grid_of(plan: Plan) -> Grid:
 
 
 class Beginning(NamedTuple):
-    """The state that a plan begins with."""
+    """The state that a plan begins with, and which workers hold its layers."""
 
     state: CheckpointId
     sources: Sources
@@ -267,7 +267,7 @@ def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[
 
 
 def _seats(peers: Sequence[Peer], cells: int) -> dict[WorkerId, Peer]:
-    """Return the worker of each of `cells` seats, by a unique name; with fewer workers neighbouring seats share one."""
+    """Return the worker for each of `cells` cells, by a unique name; with fewer workers neighbours share one."""
     if len(peers) >= cells:
         return {peer.worker: peer for peer in peers}
     return {f"seat {i}": peers[i * len(peers) // cells] for i in range(cells)}

@@ -189,7 +189,7 @@ Tie = tuple[int, int, float]  # two unknowns, and the first one's potential minu
 
 
 def _connected(unknowns: int, ties: Sequence[Tie]) -> Iterator[list[int]]:
-    """Yield the unknowns in groups that are tied to each other, in order."""
+    """Yield the connected components of the graph of ties, each as a sorted list of unknowns."""
     near: list[list[int]] = [[] for _ in range(unknowns)]
     for a, b, _ in ties:
         near[a].append(b)

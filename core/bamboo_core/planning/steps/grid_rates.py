@@ -1,7 +1,7 @@
 """Grid rates: the grids that a number of workers could run, and the step time of each, for the coordinator's choice.
 
-Compares whole steps by the step model that simulations use (`step_times`), for grids that fit into the workers' memory
-(`worker_memory`). Pure, with caches.
+Grids are compared by the time of a whole step, in the model that simulations use (`step_times`), if they fit into the
+workers' memory (`worker_memory`). Pure, with caches.
 """
 
 import math

@@ -135,7 +135,7 @@ class _Cell:
         return {(isinstance(one, Forward), one.microbatch): at for at, one in whole}
 
     def finished(self, ends: Collection[int]) -> int:
-        """Return the last of these ends of groups up to which all microbatches are summed; 0 if there is none."""
+        """Return the last group end in `ends` up to which all gradients are summed; 0 if there is none."""
         left = (one.microbatch for one in self.program[self.done :] if one.microbatch >= self.left)
         summed = min(left, default=self.run[1])
         return max((end for end in ends if end <= summed), default=0)
@@ -259,7 +259,7 @@ class _Execution:
         return frame is None or frame in cell.arrived
 
     def _urgency(self, cell: _Cell) -> tuple[bool, int]:
-        """Return the engine's rank of urgency (`CellStep.urgency`), the least first."""
+        """Return a cell's rank as in the engine (`CellStep.urgency`); the worker runs the smallest rank first."""
         place, end = cell.done, len(cell.program)
         while place < end and isinstance(cell.program[place], BackwardWeight):
             place += 1
@@ -353,8 +353,8 @@ class _Execution:
             self._push(max(now, cell.begins), partial(self._turn, cell.run[2]))
 
     def _lacking(self, rows: Collection[int]) -> Iterator[tuple[_Cell, set[int]]]:
-        """Yield cells of these pipelines that have to rerun microbatches, because no log and no running cell has their
-        frames.
+        """Yield each cell of these pipelines that has to rerun microbatches, with their numbers, because no log and no
+        running cell has their frames.
         """
         for cell in [one for place, cells in self._cells.items() if place[0] in rows for one in cells]:
             (d, s), logged = cell.place, self._log.get(cell.place, {})
