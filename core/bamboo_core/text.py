@@ -24,7 +24,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Wrap lines between words, continuation lines indented by two; quotes (" | ") and long words stay whole."""
+    """Wrap lines between words, continuation lines indented by two; quotes ("| ...") and long words stay whole."""
     return "\n".join(line for given in text.split("\n") for line in _lines(given, width))
 
 

@@ -130,7 +130,7 @@ class CheckpointStore:
                 yield part, ""
 
     def delete(self, attempt: CheckpointId) -> None:
-        """Remove a checkpoint, its manifest first, so that an interruption leaves no damaged one. Raises
+        """Remove a checkpoint, its manifest first, so that an interruption leaves no damaged checkpoint. Raises
         StoreUnavailable.
         """
         self._delete(attempt.manifest)

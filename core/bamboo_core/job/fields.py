@@ -102,7 +102,7 @@ class Fields:
         fits: Callable[[Any], bool],
         shown: Callable[[str], str] | None = None,
     ) -> Any:
-        """Return the field's value; None if it is absent or does not fit (a noted problem).
+        """Return the field's value; None if it is absent, or if it does not fit, after a problem was noted.
 
         expected: description of a right value. shown: returns the text to show for a wrong value, which may be a
         secret.

@@ -59,7 +59,7 @@ def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
 
 
 def _values(got: Any, read: Mapping[str, Any]) -> str:
-    """Return the end of a rule's sentence: the value of its field, and of the other numbers and texts that it read."""
+    """Return the end of a problem's message: the value of the rule's field, and the other numbers and texts it read."""
     others = [f"{path.rpartition('.')[2]} {show(value)}" for path, value in read.items() if _is_shown(value)]
     return (f", got {show(got)}" if _is_shown(got) else "") + (f" ({', '.join(others)})" if others else "")
 

@@ -37,7 +37,7 @@ def _first_pool(spec: JobSpec) -> Iterator[str]:
 
 
 def _containers(spec: JobSpec) -> Iterator[str]:
-    """Warn about containers with a misspelt name, which run beside the worker's."""
+    """Warn about containers whose name looks like a misspelt one of the worker's: they run in addition to it."""
     for path, template in templates_of(spec):
         inside = template.get("spec")
         containers = inside.get("containers") if isinstance(inside, Mapping) else None
@@ -110,7 +110,7 @@ def _devices_of_pools(spec: JobSpec) -> str:
 
 
 def _loggers(spec: JobSpec) -> str:
-    """Warn about loggers of a job that keeps no history, which is stored with checkpoints."""
+    """Warn about loggers without a checkpoint store: it would hold the history that they are given."""
     if spec.training.loggers and spec.checkpoint is None:
         return "spec.training.loggers are given nothing without spec.checkpoint, but by bamboo run --output"
     return ""

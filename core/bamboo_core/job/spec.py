@@ -129,7 +129,7 @@ class TopologySpec:
 
     @property
     def first_schedule(self) -> PipelineSchedule:
-        """Return the schedule in force until another one is chosen."""
+        """The schedule in force until the coordinator chooses another one."""
         return self.schedule or PipelineSchedule.ONE_F_ONE_B
 
 

@@ -36,7 +36,7 @@ class Goal(StrEnum):
 
 
 class NonFinite(StrEnum):
-    """The treatment of a step whose loss or gradient is not finite. Skip: the model stays as it was before the step."""
+    """What follows a step whose loss or gradient is not finite. Fail: the job ends. Skip: the model stays as it was."""
 
     FAIL = "Fail"
     SKIP = "Skip"

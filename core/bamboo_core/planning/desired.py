@@ -59,8 +59,8 @@ class PlanningView:
         return self
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
-        """Return the workers that keep replicas of each stage of a pipeline. row: its workers by stage; with few
-        workers there are fewer replicas than requested.
+        """Return the workers that keep replicas of each stage of a pipeline. row: its workers by stage. A short
+        pipeline has fewer replicas than requested.
         """
         return replicas_in(row, self.redundancy.kept, self.live, self.leaving)
 

@@ -77,8 +77,7 @@ def level_counts(
     owners.
 
     present: the workers that count, without lost workers and workers that have not reconnected to a restarted
-    coordinator. lost_with: the failure domain of each holder, itself or its node. The owners in all pipelines, of which
-    there may be a hundred, are collected once per stage rather than once per cell.
+    coordinator. lost_with: the failure domain of each holder, itself or its node.
     """
     common = [
         {lost_with[w] for w in owners if w in present}

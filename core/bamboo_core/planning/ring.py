@@ -200,8 +200,8 @@ def _crowding(row: Sequence[Peer], replicas: int) -> Crowding:
     """Return counts of crowded stages, the most important first; less is better.
 
     The counts: stages with all holders on one node, on two, and so on; stages that share a node with the worker before;
-    stages with all holders in one zone, in two, and so on; stages with another shadow than the worker before; and
-    stages with other replicas than the workers before.
+    stages with all holders in one zone, in two, and so on; stages whose shadow is not the worker before; and stages
+    whose replicas are not the nearest workers before.
     """
     workers, peers = [p.worker for p in row], {p.worker: p for p in row}
     count = max(1, replicas)

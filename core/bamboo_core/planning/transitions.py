@@ -1,7 +1,7 @@
 """Transitions: the next plan after the one in force, for takeover, drain, re-protection, healing and return to target.
 
 Level-triggered: every function looks only at the current state and proposes at most one next plan. Ownership moves only
-to a worker that already holds an in-sync replica of the stage, so any proposal can be obeyed in the middle of a step.
+to a worker that already holds a usable state of the stage, so any proposal can be obeyed in the middle of a step.
 
 `resize` leads to another number of pipelines of the same stages, or to another schedule, and never disturbs a step.
 Growing first fills the newcomers as additional replicas, then adds their row at a step boundary. Shrinking takes the
@@ -68,9 +68,9 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
 def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
     """Return the workers that may take over a cell, best first.
 
-    In-sync replicas of the stage, of any pipeline's cell, come first: staying workers before leaving ones, then workers
-    on nodes without losses, then idle ones. The stage's owners in other pipelines and workers that report its state
-    follow, those on nodes without losses first.
+    First come the cell's replicas in sync, and idle workers with a replica in sync of the stage in any pipeline:
+    staying workers before leaving ones, then workers on nodes without losses, then idle workers. The stage's owners in
+    other pipelines and workers that report its state follow, those on nodes without losses first.
     """
     plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]

@@ -117,8 +117,7 @@ class GridRates:
         """Return whether these figures have about the same layer times, equal sizes and links, so that the cached rates
         apply.
 
-        The coordinator calls it after every event. Sizes become known later than layer times after a restart of the
-        coordinator.
+        The coordinator calls this after every event. When it was restarted, it learns sizes later than layer times.
         """
         if self._judged[0] is not figures:
             self._judged = figures, _are_alike(self.figures, figures)
@@ -171,7 +170,7 @@ class GridRates:
         return ranked[workers, most]
 
     def rate(self, grid: Grid, known: Mapping[Grid, float], scale: float) -> GridRate | None:
-        """Return that grid's rate, with `known` and `scale` as in `ranked`; None if it does not fit into memory."""
+        """Return the grid and its step time; None if it does not fit into memory. known, scale: see `ranked`."""
         rates = self.as_run(grid)
         if not rates.fits(grid):
             return None
@@ -181,7 +180,7 @@ class GridRates:
         self, workers: int, most: int, known: Mapping[Grid, float], scale: float, stages: int | None = None
     ) -> tuple[GridRate, ...]:
         """Return the fastest grid of each number of stages, fastest first. Skips clearly slower candidates. stages: the
-        one number of stages to consider.
+        one number of stages to consider; None: all.
         """
         fastest: dict[int, GridRate] = {}  # by stages
         grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)

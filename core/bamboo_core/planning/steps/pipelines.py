@@ -1,7 +1,7 @@
 """A step's forwards and backwards in virtual time: the schedule's program of every cell, frame by frame. Pure.
 
 Pipelines that share workers are executed together, other pipelines each by itself. A worker does one thing at a time,
-the most urgent that is ready, as the engine does; frames travel on one link for each pair of workers, and share what a
+the most urgent that is ready, as the engine does; frames travel on one link for each pair of machines, and share what a
 machine can send and receive. If a worker is lost, the worker that takes its cells over runs their programs again, from
 other workers' logs.
 """

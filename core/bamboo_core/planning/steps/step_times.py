@@ -42,7 +42,7 @@ def _on(held: Assignment, number: int) -> Assignment:
 
 
 def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tuple[WorkerId, WorkerId]]:
-    """Yield each device of each worker, with its worker. With one device, both are the worker's name."""
+    """Yield (device, worker) for each device of each worker. With one device, both are the worker's name."""
     for worker in workers:
         for number in range(devices):
             yield (f"{worker}{_BETWEEN}{number}" if devices > 1 else worker), worker
@@ -379,8 +379,8 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
 
 
 def _runs(plan: Plan, layout: Layout, cell: Cell, numbers: Mapping[WorkerId, int]) -> tuple[Run, ...]:
-    """Return the workers of a cell's microbatches; both are numbered from 0, microbatches within the cell's
-    pipeline.
+    """Return which worker runs which microbatches of a cell. numbers: by worker. Microbatches count from 0 in the
+    cell's pipeline.
     """
     assignment, own = plan.at(cell), layout.split[cell.pipeline]
     if not assignment.portions:

@@ -268,7 +268,7 @@ class _Loads:
         return best
 
     def _filled(self, seconds: float, share: float) -> Ranges | None:
-        """Return a split in which each stage has as many layers as both limits allow; None if layers remain."""
+        """Return a split whose stages take as many layers as `seconds` and `share` (bytes) allow; None if it fails."""
         layers, depth, bounds = len(self.costs) - 1, len(self.counts), [0]
         for stage, count in enumerate(self.counts):
             first, most = bounds[-1], layers - (depth - 1 - stage)
