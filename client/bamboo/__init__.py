@@ -47,7 +47,7 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import names on first use, so that the command line starts quickly."""
+    """Import a public name when it is first used, so that the command line starts quickly."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"bamboo.jobs.{_MODULES.get(name, 'errors')}"), name)

@@ -4,7 +4,7 @@ from bamboo import stop_signals
 
 
 def main() -> None:
-    """Run the command line. Before and after it, when nothing is open, a signal ends the process at once."""
+    """Run the command line. Before and after, when nothing needs closing, a stop signal ends the process at once."""
     try:
         stop_signals.end_at_once()
         from bamboo.cli import commands

@@ -1,7 +1,6 @@
-"""An event loop in a background thread, which runs jobs of the Python API and calls of the trainer.
+"""An asyncio event loop in a background thread, which runs jobs of the Python API and calls to the trainer.
 
-So the API works where another event loop runs, as in a notebook. The thread starts at the first call and ends with the
-interpreter.
+The API therefore also works where another event loop runs, such as in a notebook. The thread ends with the interpreter.
 """
 
 import asyncio
@@ -47,9 +46,10 @@ async def _all_of(closing: list[Close]) -> None:
 
 
 def call(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the background loop, from another thread; return its result or raise its error.
+    """Run a coroutine in the background loop, wait for it, and return its result or raise its error.
 
-    KeyboardInterrupt and SystemExit cancel it, and are raised after its end, or after END_SECONDS.
+    Must not be called in the loop itself. KeyboardInterrupt and SystemExit cancel the coroutine, and are raised after
+    its end, or after END_SECONDS.
     """
     ended = threading.Event()
 
@@ -69,11 +69,11 @@ def call(work: Coroutine[Any, Any, T]) -> T:
 
 
 def opened(close: Close) -> None:
-    """Register a coroutine function to call at exit, unless it is `closed` first. Called in the loop."""
+    """Register a coroutine function to call at exit, unless `closed` unregisters it first. Only for use in the loop."""
     _BACKGROUND.open.append(close)
 
 
 def closed(close: Close) -> None:
-    """Unregister a coroutine function that `opened` has registered, if any. Called in the loop."""
+    """Unregister a coroutine function that `opened` has registered, if any. Only for use in the loop."""
     if close in _BACKGROUND.open:
         _BACKGROUND.open.remove(close)

@@ -1,4 +1,4 @@
-"""A job parsed from a manifest, with its name in errors and the search folders of its task's modules."""
+"""A job parsed from a manifest, the manifest's name for errors, and the folders that have the task's modules."""
 
 import copy
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ class JobSource:
 def source_of_file(path: str) -> JobSource:
     """Read a job from a manifest file; - is standard input. Raises ManifestError, whose problems name file and line.
 
-    The task's modules are searched in the manifest's folder, as for a script, then in the current one.
+    The task's modules are searched in the manifest's folder, as Python does for a script, then in the current folder.
     """
     return source_of_manifest(read_manifest_source(path), (Path(path).resolve().parent, Path.cwd()))
 
 
 def source_of_manifest(manifest: ManifestSource, folders: tuple[Path, ...]) -> JobSource:
-    """Parse the job of a manifest that has been read. Raises ManifestError."""
+    """Parse the job of a manifest that has been read. folders: as in `JobSource`. Raises ManifestError."""
     return JobSource(
         name=manifest.name,
         spec=parse_source(manifest),

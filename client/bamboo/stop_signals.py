@@ -2,7 +2,7 @@
 
 Before a command begins, and when it has closed everything, a signal ends the process at once. While the command works,
 a signal raises SystemExit, so that open resources are closed. Signals are held where an exception would leave work half
-done, as in asyncio (`loop_signals`). Each signal has its effect once.
+done, as in asyncio (`loop_signals`). A held signal that a handler has taken is not raised again.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""The command line: commands and flags. The packages `local` and `remote`, imported late, do the work."""
+"""The `bamboo` command line: commands and flags. The other packages, imported late, do the work."""

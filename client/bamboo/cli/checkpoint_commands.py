@@ -22,7 +22,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 class ExportFormat(StrEnum):
-    """The formats of an exported checkpoint."""
+    """Formats of an exported checkpoint: one safetensors file, or a folder for Hugging Face transformers."""
 
     SAFETENSORS = "safetensors"
     HUGGINGFACE = "huggingface"
@@ -175,7 +175,7 @@ def _check_url(url: str) -> None:
 
 
 def _problems(store: "CheckpointStore", one: "ListedCheckpoint") -> list[str]:
-    """Return a checkpoint's problems, [] if it is sound. Its files are read unless its manifest cannot be."""
+    """Return a checkpoint's problems, [] if it is sound. Its files are read only if its manifest is readable."""
     from bamboo_core.checkpoint.selection import ListedState
     from bamboo_core.storage.bounded import StoreUnavailable
 

@@ -1,4 +1,4 @@
-"""The commands on a cluster: their flags and --help. Other modules, imported late, do the work."""
+"""The commands for jobs on a cluster: their flags and --help. Other modules, imported late, do the work."""
 
 from pathlib import Path
 from typing import Annotated
@@ -267,8 +267,8 @@ def page(
 ) -> None:
     """Show a job's page in the browser.
 
-    It goes through a tunnel to the operator, until Ctrl-C; the URL's token opens the pages of all jobs that the
-    ServiceAccount may get.
+    A tunnel to the operator stays open until Ctrl-C. The printed URL has a token, which opens the pages of all jobs
+    that the ServiceAccount may get.
     """
     from bamboo.remote import page as pages
 

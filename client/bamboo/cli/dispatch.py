@@ -26,7 +26,7 @@ def run(cluster: ClusterPlace, command: "Command") -> NoReturn:
 
 
 def targets_of(given: list[str]) -> "list[Target]":
-    """Parse arguments that name jobs on a cluster: names or manifest files. A wrong one ends the command."""
+    """Parse arguments that name jobs on a cluster: names or manifest files. An invalid one ends the command."""
     from bamboo.remote.session import target
     from bamboo_core.kube.errors import RemoteError
 
@@ -44,7 +44,7 @@ def usage(*messages: str) -> NoReturn:
 
 
 def print_table(table: Callable[[int], "RenderableType"]) -> None:
-    """Print a table at the terminal's width, else without wrapping. table: builds it for a width in columns."""
+    """Print a table as wide as the terminal, or without wrapping if there is none. table: builds it for a width."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
@@ -52,7 +52,7 @@ def print_table(table: Callable[[int], "RenderableType"]) -> None:
 
 
 def check_job(job: "JobSource", *, load: bool, quiet: bool) -> None:
-    """Print warnings about a job on standard error. load: also try its task here; a failure ends the command."""
+    """Check a job, and print warnings on standard error. load: try its task here; a failure ends the command."""
     from bamboo.jobs.errors import BambooError
     from bamboo.jobs.here import validated
 

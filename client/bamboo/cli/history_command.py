@@ -69,7 +69,7 @@ def history(
 
 
 def _file_in(folder: str) -> str:
-    """Return the source of a folder's history: its history.jsonl, or the folder itself if it stores the history."""
+    """Return what to read a folder's history from: its history.jsonl, unless it has none or stores the history."""
     from bamboo.local.history_end import FILE
     from bamboo_core.history.files import FOLDER
 

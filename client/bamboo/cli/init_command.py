@@ -28,9 +28,9 @@ OWN_MODEL: Final = re.compile(r"([A-Za-z_]\w*)(?:\.py)?:([A-Za-z_]\w*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
-    """The user's model: module and class_name of their own class or function, or the folder of a published model.
+    """The user's model: their own class or function (module and class_name), or a published model (folder).
 
-    hub_id: the id on the Hub of a published model that must be downloaded first.
+    hub_id: the id on the Hub of a published model that must first be downloaded into the folder.
     """
 
     module: str = ""
@@ -125,7 +125,7 @@ def _asked(flag: str, given: str | None, question: str, default: str | None = No
 
 
 def _kind(path: Path) -> str:
-    """Return the kind of the data at a path, as in docs/data.md. A mistake ends the command."""
+    """Return the kind of the data at a path: tokens, huggingface, npz or text. A mistake ends the command."""
     try:
         inside = {one.name: one for one in sorted(path.iterdir())} if path.is_dir() else {}
         first = next(filter(Path.is_file, inside.values()), None) if path.is_dir() else path

@@ -51,6 +51,6 @@ def check_plot(flag: str, path: Path | None) -> None:
 
 
 def check_is_path(flag: str, path: Path, expected: str) -> None:
-    """End the command if the path is -, standard output. expected: the valid kind of path, such as "a folder"."""
+    """End the command if the path is `-` (standard output). expected: the valid kind of path, such as "a folder"."""
     if path == STANDARD_OUTPUT:
         usage(f"{flag} -: expected {expected}, not standard output")

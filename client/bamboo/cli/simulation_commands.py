@@ -21,7 +21,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 def _refuse_made_up(ctx: typer.Context) -> None:
-    """End the command if a flag of made-up nodes was given in addition to --trace."""
+    """End the command if a flag for randomly generated preemptions was given in addition to --trace."""
     for name in MADE_UP:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
