@@ -1,4 +1,4 @@
-"""`bamboo.Client`: the jobs of a cluster."""
+"""`bamboo.Client`, which submits, lists and watches the jobs on a cluster."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Client for the jobs in a namespace of the kubeconfig's cluster; inside a pod, of the pod's cluster.
+    """Client for the jobs in one namespace of a cluster: the kubeconfig's, or inside a pod the pod's own.
 
     namespace, context, kubeconfig: as the flags of `bamboo list`. Raises InvalidRequest, ClusterError.
     """
@@ -39,17 +39,18 @@ class Client:
         return self._namespace
 
     def submit(self, job: "Job", *, apply: bool = False, force: bool = False, dry_run: bool = False) -> JobHandle:
-        """Create the job on the cluster. Raises ClusterError, also if it exists and `apply` is not set.
+        """Create the job on the cluster and return its handle. Raises ClusterError, also if it exists without `apply`.
 
-        apply: merge it into an existing job. force: also overwrite fields that others have set, such as kubectl edit.
-        Only with apply. dry_run: only have the API server check the job.
+        apply: merge it into an existing job. force: with `apply`, also overwrite fields that others have set, such as
+        kubectl edit. dry_run: only have the API server check the job. Raises InvalidRequest for `force` without
+        `apply`.
         """
         if force and not apply:
             raise InvalidRequest("force: expected together with apply")
         return call(self._submit(job.source, apply=apply, force=force, dry_run=dry_run))
 
     def job(self, name: str) -> JobHandle:
-        """Return a handle of the job of that name. Raises ClusterError if there is none."""
+        """Return a handle of the job with this name. Raises ClusterError if there is none."""
         return call(self._job(name))
 
     def jobs(self) -> list[JobHandle]:
@@ -103,9 +104,7 @@ class Client:
         return [JobHandle(ClusterJob(api, job)) for job in await self._views()]
 
     async def _changes(self, shown: dict[str, JobProgress]) -> list[JobProgress]:
-        """Wait until the progress of jobs differs from `shown`; return what has changed. shown: by uid, updated in
-        place.
-        """
+        """Wait until jobs' progress differs from `shown` (by uid, updated in place); return what is new."""
         while True:
             now = {job.uid: progress_of(job) for job in await patiently(self._views)}
             new = [progress for uid, progress in now.items() if shown.get(uid) != progress]

@@ -60,13 +60,13 @@ class ClusterJob:
         await asyncio.sleep(INTERVAL_SECONDS)
 
     async def snapshot(self, *, pod_events: bool = False) -> JobSnapshot:
-        """Return the job with its workers and events. Raises JobDeleted."""
+        """Return the job with its workers and events. pod_events: also the events of its pods. Raises JobDeleted."""
         return await patiently(lambda: self._reader.snapshot(pod_events=pod_events))
 
     async def wait(self, seconds: float | None) -> JobProgress:
-        """Wait until the job has ended, even if it is suspended meanwhile, and return its progress.
+        """Wait until the job has ended, also through suspensions, and return its progress. seconds: None for no limit.
 
-        Raises JobFailed or JobUnrecoverable if it is not complete, WaitTimedOut, JobDeleted.
+        Raises JobFailed or JobUnrecoverable if the job ended without being complete, WaitTimedOut, JobDeleted.
         """
         job = await self._until(lambda job: job.status.ended is not None, "is not over", seconds)
         end = job.status.ended
@@ -111,7 +111,7 @@ class ClusterJob:
         await operations.change_spec(self._api, self._job, {"suspend": False})
 
     async def stop(self) -> None:
-        """Delete the job, and wait until its workers are gone."""
+        """Delete the job and wait until its workers are gone. Raises WaitTimedOut."""
         await self._api.delete_job(self._job.namespace, self._job.name, self._job.uid)
         await operations.until_no_pods(self._api, self._job, GONE_SECONDS)
 
@@ -128,7 +128,7 @@ class ClusterJob:
         return self._job.spec.task.config
 
     def weights_place(self) -> str:
-        """Return the URL of the checkpoints, whose newest has the weights. Raises InvalidRequest if there is none."""
+        """Return the URL of the checkpoints; the newest has the weights. Raises InvalidRequest if there is no URL."""
         return self.checkpoint_place()
 
     async def close(self) -> None:

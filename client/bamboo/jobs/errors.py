@@ -47,7 +47,7 @@ class JobInterrupted(JobError):
 
 
 class ClusterError(BambooError):
-    """Error because the API server refused a request, or cannot be reached."""
+    """The API server refused a request, or cannot be reached."""
 
 
 class NotInTime(BambooError, TimeoutError):

@@ -47,7 +47,7 @@ NewEvents = Callable[[], Coroutine[Any, Any, list[Occurrence]]]
 
 
 async def _news(job: "ClusterJob | LocalJob", new: NewEvents, *, follow: bool) -> tuple[bool, list[Occurrence]]:
-    """Return (whether no events follow, new events). follow: wait for events or the end of the job."""
+    """Return (whether to stop asking, new events). follow: wait for events or the job's end; else do not wait."""
     while True:
         over = not follow or await job.over()
         events = await new()
@@ -78,7 +78,7 @@ def call(work: Coroutine[Any, Any, T], job: str = "") -> T:
 class JobHandle:
     """A started job. All methods raise BambooError if they fail.
 
-    As a context manager it ends a local job with its block; a job on a cluster goes on.
+    Used as a context manager, it stops a local job at the end of the block; a job on a cluster goes on.
     """
 
     def __init__(self, job: "ClusterJob | LocalJob") -> None:
@@ -97,7 +97,7 @@ class JobHandle:
         return self._do(self._job.progress())
 
     def events(self, *, follow: bool = False) -> Iterator[Occurrence]:
-        """Yield the job's events, oldest first; with follow also new ones until it is over."""
+        """Yield the job's events, oldest first. follow: also yield new events until the job is over."""
         new, over = self._job.feed(), False
         while not over:
             over, events = self._do(_news(self._job, new, follow=follow))
@@ -151,9 +151,7 @@ class JobHandle:
                 return ended
 
     def preempt(self, worker: str | None = None, *, notice: bool = False) -> None:
-        """Preempt a worker, as a cloud would, to test recovery. worker: None for one that trains. notice: warn it first
-        instead of killing it at once.
-        """
+        """Preempt a worker (None: any that trains), as a cloud would. notice: warn it first instead of killing it."""
         self._do(self._job.preempt(worker, notice=notice))
 
     def scale(self, workers: int) -> None:

@@ -105,7 +105,7 @@ class Job:
         return copy.deepcopy(self._source.document)
 
     def to_yaml(self) -> str:
-        """Return the manifest's YAML. That of a job from a file is the file's text, with its comments."""
+        """Return the manifest as YAML; for a job that was read from a file, the file's text with its comments."""
         return self._source.text
 
     def changed(self, **parts: Any) -> "Job":
@@ -160,7 +160,7 @@ class Job:
         seeds: int | range = 10,
         **options: Any,
     ) -> SimulatedRuns:
-        """Run the job in virtual time, on recorded or made-up nodes: `bamboo simulate`.
+        """Run the job in virtual time, under recorded or randomly generated preemptions: `bamboo simulate`.
 
         seeds: a number of seeds, or a range without gaps. options: other flags of the command, such as
         profile="p.json". Raises InvalidRequest.

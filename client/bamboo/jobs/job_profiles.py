@@ -1,4 +1,4 @@
-"""Profiles for a job, read by name and checked against its model: another model's figures would be meaningless."""
+"""Profiles (times and sizes of a model's layers) for a job's plans and simulations, checked against the job's model."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator

@@ -60,8 +60,8 @@ class _Follower:
 class LocalJob:
     """A local job: one run after another, with suspensions between them. All methods are called in the loop.
 
-    Without an output folder it uses a temporary one, which is removed when it is closed or, if this program is killed,
-    when another run begins on this machine.
+    Without an output folder the job uses a temporary one. It is removed when the job is closed or, if this program is
+    killed, when another run begins on this machine.
     """
 
     def __init__(self, job: JobSource, options: RunOptions, page: int | None) -> None:
@@ -95,7 +95,7 @@ class LocalJob:
         return output
 
     def start(self) -> None:
-        """Start a run of the job."""
+        """Start a run of the job, the first or that after a suspension, as a task of the background loop."""
         background.opened(self.close)
         self._ask, self._ended, self._stopping, self._suspending = None, None, False, False
         self._running = asyncio.create_task(self._run())
@@ -105,7 +105,7 @@ class LocalJob:
 
     @property
     def _progress(self) -> JobProgress:
-        """Return the progress, computed from the newest status on demand, since about 20 statuses come per second."""
+        """The progress, computed from the newest status on demand, since about 20 statuses come per second."""
         if (status := self._status) is not None:
             now = local_progress(self._job.spec, status, self._page)
             self._known = replace(

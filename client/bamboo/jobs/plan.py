@@ -1,4 +1,4 @@
-"""The result of a search for a job's plan, in the Python API."""
+"""The result of `Job.plan`: the Pareto-optimal plans and the recommended job."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class JobPlan:
-    """The Pareto-optimal plans by time and cost, and the recommended one. Printed, it is a table."""
+    """The plans that are Pareto-optimal in time and cost, and the recommended one. `print` shows them as a table."""
 
     def __init__(self, job: JobSource, report: PlanReport, warnings: tuple[str, ...]) -> None:
         self._job, self._report, self.warnings = job, report, warnings
@@ -34,12 +34,12 @@ class JobPlan:
 
     @property
     def why(self) -> str:
-        """The reasons for the recommended plan, or for none."""
+        """The reasons for the recommended plan, or why no plan is recommended."""
         return " ".join(self._report.reasons)
 
     @property
     def options(self) -> list[dict[str, Any]]:
-        """The plans, fastest first; docs/planning.md explains the fields."""
+        """The Pareto-optimal plans, fastest first; docs/planning.md explains the fields."""
         front: list[dict[str, Any]] = self.to_dict()["front"]
         return front
 

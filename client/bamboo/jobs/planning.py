@@ -34,7 +34,7 @@ ZONES = ("a", "b", "c")  # of made-up nodes, if neither flags nor job name zones
 
 
 def planned(job: JobSource, wanted: PlanOptions) -> tuple[PlanReport, tuple[str, ...]]:
-    """Search for the job's plan. Return the result, and warnings about the job and its profiles.
+    """Search for the job's best machines, grid and protection. Return the result, and warnings about job and profiles.
 
     Raises InvalidRequest if the request cannot be fulfilled.
     """
@@ -98,9 +98,7 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
 
 
 def _prices(wanted: PlanOptions) -> PriceList | None:
-    """Return the price list of --prices, or with --device alone Bamboo's newest one; None without either. Raises
-    PriceError.
-    """
+    """Return the price list of --prices, else Bamboo's newest if --device is given, else None. Raises PriceError."""
     devices = _names(wanted.device)
     path = wanted.prices or (shipped_prices()[-1] if devices else None)
     if path is None:

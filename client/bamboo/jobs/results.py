@@ -74,7 +74,7 @@ class JobProgress:
 
 
 def progress_of(view: JobView) -> JobProgress:
-    """Return the progress of a job on a cluster."""
+    """Return a job's progress. view: the job as read from the cluster, or as built for a local run."""
     status, condition = view.status, view.status.ended or view.status.condition("Suspended")
     training = status.training
     return JobProgress(

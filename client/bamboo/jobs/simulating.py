@@ -49,7 +49,7 @@ class SimulatedCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRuns:
-    """The simulated runs of each case: a rate of preemptions, or a recording. Printed, they are a table of means.
+    """The simulated runs of each case (a preemption rate, or a recording). `print` shows a table of their means.
 
     spec: the simulated job. warnings: sentences about the job and its profile.
     """
@@ -82,7 +82,7 @@ class SimulatedRuns:
 
 
 def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None) -> SimulatedRuns:
-    """Simulate the job, once or for each rate and seed. say: called with each event of a single run.
+    """Simulate the job, once on a recording or for each rate and seed. say: called with each event of a single run.
 
     Raises InvalidRequest, also for `say` with several runs.
     """
@@ -152,10 +152,10 @@ def simulate_seeds(
     done: Callable[[int], None],
     say: Say | None = None,
 ) -> list[JobResult]:
-    """Simulate the job on nodes generated for each case, (settings, seed). The results do not depend on `jobs`.
+    """Simulate the job once per case: (settings of a node generator, seed). The results do not depend on `jobs`.
 
-    run: its trace is ignored. jobs: processes; 1 is this one. done: called at the end of each run. say: called
-    with each event of a single run. Raises SimulationError for the first run that fails.
+    run: its trace is ignored. jobs: number of processes; with 1, all runs are in this process. done: called with 1
+    after each run. say: called with each event of a single run. Raises SimulationError for the first run that fails.
     """
     model = model_of(run)  # step times are shared between the runs of a process
 
@@ -194,7 +194,7 @@ def check_number(flag: str, value: float | None, most: float, *, zero: bool = Fa
 
 
 def spent_text(spec: JobSpec, runs: Sequence[JobResult]) -> str:
-    """Return a clause about the runs that ended because their budget was spent; "" if there are none."""
+    """Return how many steps the runs with a spent budget have done on average: a clause; "" if no run has spent it."""
     spent = [run.figures.steps for run in runs if run.outcome == Outcome.INTERRUPTED]
     if not spent:
         return ""
