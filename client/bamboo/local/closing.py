@@ -11,9 +11,9 @@ STEP_SECONDS: Final = 30.0  # for each piece of work; normally it takes a fracti
 
 
 class Closing:
-    """The steps of a cleanup. A failed step becomes a warning, and later steps still run.
+    """The steps of a cleanup. A failed step becomes a warning, and later steps still run; CancelledError is not caught.
 
-    doing: the words for the warning, as in "while the workers were ended". A cancellation passes through.
+    doing: in `wait` and `do`, the words of the warning, as in "while the workers were ended".
     """
 
     def __init__(self) -> None:

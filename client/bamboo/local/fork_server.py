@@ -36,20 +36,20 @@ MOST_OF_LINE = 500  # characters of one of its last lines
 
 
 class ForkServerError(Exception):
-    """Error because the launcher does not run, or a call failed; the text is a sentence for the user."""
+    """The launcher does not run, or a call failed; the text is a sentence for the user."""
 
 
 class ForkServer:
-    """The trainer's fork server, the launcher of workers, as its parent process controls it.
+    """Client of the trainer's fork server (the launcher), which forks workers and calls functions in new processes.
 
-    on_exit: called in the loop with (worker, exit code), negative for a signal; None if the launcher itself died.
+    on_exit: called in the loop with (worker, exit code); the code is negative for a signal, None if the launcher died.
 
     on_ask: called in the loop with (worker, step) when a worker that was started with `gate` is about to begin a
     forward or backward of one of these steps; the worker waits until `proceed`. on_wait: called in the loop with a
-    sentence now and then while the launcher, or a call, takes long. log: the file that receives everything the workers
-    print. imports: modules that the launcher loads before forking. folders: searched first, in this order, for the
-    task's modules, but not for Bamboo's modules and their imports. scratch: an existing folder for temporary files, the
-    workers' too.
+    sentence every TOLD_SECONDS while the launcher starts or a call runs. log: the file that receives everything the
+    workers print. imports: modules that the launcher loads before forking. folders: searched first, in this order, for
+    the task's modules, but not for Bamboo's modules and their imports. scratch: an existing folder for temporary files,
+    the workers' too.
     """
 
     _launchers: ClassVar[int] = 0  # running launchers of this process, which adopts orphans while there are any
@@ -148,14 +148,14 @@ class ForkServer:
     def start(self, worker: WorkerId, gate: Sequence[int] = (), **arguments: str | None) -> None:
         """Fork a worker. Raises ForkServerError if the launcher is gone.
 
-        gate: the steps in which the worker asks before each forward and backward.
+        gate: the steps in which the worker asks before each forward and backward. arguments: passed to the worker.
         """
         assert worker not in self._pids, worker
         self._pids[worker] = None
         self._tell(op="start", worker=worker, gate=list(gate), **arguments)
 
     def proceed(self, worker: WorkerId) -> None:
-        """Allow a waiting worker to go on. Does nothing if the worker is gone."""
+        """Let a worker that waits after `on_ask` go on. Does nothing if the worker is gone."""
         self.signal(worker, signal.SIGUSR1)
 
     def signal(self, worker: WorkerId, number: int) -> None:
@@ -241,7 +241,7 @@ class ForkServer:
         adopt(adopts=ForkServer._launchers > 0)
 
     async def _end_orphans(self, launcher: int, workers: set[int]) -> None:
-        """End the processes that a killed launcher has left: workers, which die with it, and their descendants."""
+        """End the processes that an ended launcher has left; wait up to CLOSE_SECONDS until its workers are gone."""
         orphans, late = Orphans(), time.monotonic() + CLOSE_SECONDS
         left: set[int] = set()
         while time.monotonic() < late:

@@ -1,4 +1,4 @@
-"""The end of a local run's history, written by this process, which outlives all workers."""
+"""The end of a local run's history, which this process writes after all workers have left."""
 
 from collections import deque
 from pathlib import Path

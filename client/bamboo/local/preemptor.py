@@ -11,7 +11,7 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """The preemption of a worker that is due now."""
+    """A preemption to carry out now: the worker to kill, or with `notice` to warn first."""
 
     worker: WorkerId
     notice: bool
@@ -20,7 +20,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MidStep:
-    """A preemption of a worker after `after` forwards and backwards of a step."""
+    """A planned preemption of a worker, once it has done `after` forwards and backwards of a step."""
 
     worker: WorkerId
     action: Preemption
@@ -29,10 +29,10 @@ class _MidStep:
 
 
 class Preemptor:
-    """The choice of the workers that a local run preempts, and when; the caller kills them.
+    """The policy that chooses which workers a local run preempts, and when; the caller kills them.
 
     In the steps of `gate` every worker asks before each forward and backward (`ForkServer`), so that the run can take
-    it after the planned number of them, however fast the machine is.
+    the worker in the middle of a step, however fast the machine is.
 
     microbatches: number of microbatches in a step, over all pipelines. lost_with: returns the living workers on a
     worker's node, which are taken together. per_node: workers that fit on a node.

@@ -207,9 +207,9 @@ class _LocalRun:
             self._lacking("were not waited for any longer")
 
     def _silent_root(self) -> set[WorkerId]:
-        """Return the root worker of a complete job with a history, and cancel its pending kill; else no worker.
+        """Return the root (the owner of stage 0 of pipeline 0) of a complete job with a history; else the empty set.
 
-        This worker reports whether its loggers still write, which may take a while on a busy machine.
+        The root reports whether its loggers still write, which may take a while, so its pending kill is cancelled.
         """
         complete = self._finish is not None and self._finish.outcome is Outcome.COMPLETE
         if not (complete and self._state.terms.history and self._state.plan):
@@ -438,7 +438,7 @@ class _LocalRun:
             shutil.rmtree(self._folder / LAST_STATE, ignore_errors=True)
 
     async def _exported(self, arguments: dict[str, Any]) -> str:
-        """Write the weights in a process of the launcher. Return the problem, a sentence; "" if there was none."""
+        """Write the weights in a process forked by the launcher. Return the problem, a sentence, or ""."""
         try:
             answer = await self._pool.call(EXPORT, arguments)
         except ForkServerError as error:

@@ -1,10 +1,10 @@
 """The schedule of deliberate preemptions in a local run: parsing, and the preemptions that are due.
 
     none                        nothing happens (the default)
-    random:RATE                 RATE preemptions per minute over the whole job, Poisson
-    at:STEP[:STAGE][:notice]    once, in the middle of that step, the first one being 1 (see bamboo.local.preemptor)
-    trace:FILE[:SPEEDUP]        recorded (see bamboo.traces); a removal takes a random worker
-    nodes:FILE[:SPEEDUP]        workers come and go with recorded nodes, from the first one on: never more than nodes
+    random:RATE                 RATE preemptions per minute over the whole job, a Poisson process
+    at:STEP[:STAGE][:notice]    once, in the middle of that step; the first step is 1 (see bamboo.local.preemptor)
+    trace:FILE[:SPEEDUP]        recorded (see bamboo.traces); each removal of a node takes a random worker
+    nodes:FILE[:SPEEDUP]        the recorded nodes, from the first one on, limit how many workers run at a time
 
 Random choices are functions of the seed and of a running number, so that a run can be repeated.
 """
@@ -45,7 +45,7 @@ class AtStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRandom:
-    """Random preemptions, a Poisson process. drawn: number so far. due_at: training second of the next one."""
+    """Random preemptions, a Poisson process. drawn: their number so far. due_at: second of training of the next one."""
 
     per_minute: float
     due_at: float = 0.0
@@ -127,7 +127,7 @@ def check(schedule: Schedule, spec: JobSpec) -> None:
 
 
 def due(schedule: Schedule, step: int, now: float) -> tuple[tuple[Preemption, ...], Schedule]:
-    """Return the preemptions due at that step and after `now` seconds of training, and the remaining schedule."""
+    """Return (preemptions that are due, remaining schedule). step: as in `Preemptor.due`. now: seconds of training."""
     found: list[Preemption] = []
     left: list[Entry] = []
     for number, entry in enumerate(schedule.entries):
@@ -248,7 +248,7 @@ def _rooms(text: str) -> tuple[Room, ...]:
 
 
 def room_at(schedule: Schedule, now: float) -> Room | None:
-    """Return the room at this second of the recording; None if the schedule has no recorded nodes."""
+    """Return how many nodes are available at second `now` of the recording; None without recorded nodes."""
     return next((room for room in reversed(schedule.rooms) if room.at <= now), None)
 
 

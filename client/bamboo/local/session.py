@@ -1,4 +1,4 @@
-"""The session of `bamboo run`, which runs the job, with --verify once more to compare, and reports how it ended."""
+"""`bamboo run`: runs the job, with --verify a second time for comparison, and reports how it ended."""
 
 import contextlib
 import os
@@ -110,7 +110,7 @@ async def _shown(job: JobSource, options: RunOptions, report: ReportOptions) -> 
 async def run_with_page(
     job: JobSource, options: RunOptions, view: Callable[[str], RunView], *, port: int | None
 ) -> Summary:
-    """Run the job, serve its page meanwhile, and keep the page's last state in the output.
+    """Run the job, serve its page meanwhile, and write the final page into the output folder.
 
     view: returns the user's view for the page's URL, "" without a page. port: 0 for any, None for no page. Raises
     PageError if the page cannot be served, and what `run_job` raises.

@@ -78,10 +78,10 @@ class LocalWorkers:
     def ended(self, worker: WorkerId, code: int | None, *, taken: bool, over: bool) -> WorkerLost:
         """Return the event that reports a worker's end to the coordinator, and record a crash.
 
-        A crash is any other end than EXIT_OK, EXIT_FENCED, a signal sent from here, or an end after the job's. code:
-        exit code, negative for a signal; None if the worker's launcher died. taken: the worker was preempted on
-        purpose. over: the job ended before the worker. A worker that was asked to leave is reported as removed, since
-        it may end before the coordinator notices its closed link.
+        A crash is any end except with EXIT_OK or EXIT_FENCED, by a signal sent from here, with the launcher, or after
+        the job's end. code: exit code, negative for a signal; None if the launcher died. taken: the worker was
+        preempted on purpose. over: the job ended before the worker. A worker that was asked to leave is reported as
+        removed, since it may end before the coordinator notices its closed link.
         """
         detail = exit_detail(code)
         if code is None or over or (code < 0 and -code in self._sent[worker]):
@@ -91,7 +91,7 @@ class LocalWorkers:
         return WorkerLost(worker, detail, 128 - code if code < 0 else code)
 
     def lost_with(self, worker: WorkerId) -> Iterator[WorkerId]:
-        """Return the other living workers on its node."""
+        """Return the other living workers on the worker's node."""
         mine = self._nodes.get(worker)
         return (one for one in self.alive if one != worker and self._nodes.get(one) == mine)
 

@@ -19,7 +19,7 @@ SHOWN_KINDS = 3
 def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> tuple[str, ...]:
     """Load a task, and build its layers without values; return lines about its layers, stages and memory.
 
-    Without the trainer, a line says so. folders: the task's module path. Raises TrainerError if it cannot be used.
+    Without the trainer, a line says so. folders: searched for the task's modules. Raises TrainerError if it fails.
     """
     if missing := missing_packages():
         return (f"not checked: the task, since {missing} is not installed here",)
@@ -29,7 +29,7 @@ def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> tuple[str, 
 
 
 def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int:
-    """Load a task in the trainer and count its layers. folders: the task's module path. Raises TrainerError."""
+    """Load a task in the trainer and count its layers. folders: as in `check_task`. Raises TrainerError."""
     return int(ask_trainer(COUNT, {"manifest": manifest}, folders, failed="the task could not be tried")["layers"])
 
 

@@ -1,4 +1,4 @@
-"""Processes of the trainer for commands, because the trainer needs torch, which this process may lack."""
+"""Processes of the trainer, which commands start because the trainer needs torch, which this process may lack."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ END_SECONDS = 30.0  # in which the process removes incomplete files
 
 
 class TrainerError(RuntimeError):
-    """Error of a call of the trainer; the text is a sentence for the user."""
+    """Error of a call to the trainer; the text is a sentence for the user."""
 
 
 def missing_packages() -> str:
@@ -49,9 +49,7 @@ def run_trainer(what: str, name: str, *arguments: str, **options: object) -> int
 
 
 def run_silently(what: str, name: str, *arguments: str, **options: object) -> None:
-    """Call the function, as `run_trainer` does, in any thread and without output. Raises TrainerError with the errors
-    that the process has printed.
-    """
+    """Call a function like `run_trainer`, in any thread, without output. Raises TrainerError with its errors."""
     if missing := missing_packages():
         raise TrainerError(f"{what} needs {missing}, not installed here")
     process = subprocess.Popen(

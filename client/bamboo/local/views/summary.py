@@ -38,11 +38,10 @@ SHOWN_TAKEOVERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The summary of a run. status: the coordinator's last one. seconds: the time of training, without the start of the
-    workers. batch: samples of one step.
+    """The summary of a run. status: the coordinator's last one. batch: samples of one step.
 
-    `status.lost_samples` counts the samples that are missing from committed steps. Steps that an incomplete run has
-    trained since `kept_step` are in no checkpoint.
+    seconds: the time of training, without the start of the workers. `status.lost_samples` counts the samples that are
+    missing from committed steps. Steps that an incomplete run has trained since `kept_step` are in no checkpoint.
     """
 
     job: str
@@ -208,7 +207,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def _takeovers(summary: Summary) -> list[str]:
-    """Return a line for each of the longest takeovers, in the order of time, and one about all pauses."""
+    """Return a line for each of the longest takeovers, in the order of time, the number of others and the pauses."""
     shown = sorted(summary.status.takeovers, key=lambda taken: -taken.pause_ms)[:SHOWN_TAKEOVERS]
     lines = [
         f"    {_takeover(summary, taken)}" for taken in summary.status.takeovers if any(taken is one for one in shown)
