@@ -1,4 +1,4 @@
-"""Checks of CRD, operator, permissions, quotas, Kueue queue and nodes for what keeps jobs from starting. Pure."""
+"""Checks for what may keep jobs from starting: CRD, operator, permissions, quotas, Kueue queue and nodes. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,8 +71,8 @@ class ClusterFacts:
     """The cluster's objects and the user's permissions, which the checks examine. None: the object does not exist.
 
     namespace: the jobs' namespace. operators: pods of all operators. lease: the Lease of the namespace's operator; None
-    also if the operator is not known or names no Lease. rights: whether the user may use each verb on jobs that
-    `submit` needs. spec: the spec of the job to check; None to check no job. queue: the job's Kueue LocalQueue.
+    also if the operator is not known or names no Lease. rights: for each verb that `submit` needs, whether the user may
+    use it on jobs. spec: the spec of the job to check; None to check no job. queue: the job's Kueue LocalQueue.
     """
 
     namespace: str
@@ -87,7 +87,7 @@ class ClusterFacts:
 
     @property
     def operator_pod(self) -> Object | None:
-        """Return the running pod of the namespace's operator; None if none runs or it is not clear which."""
+        """The running pod of the namespace's operator; None if none runs or it is not clear which it is."""
         return None if isinstance(self.operators, Unreadable) else operator_for(self.operators, self.namespace)
 
 

@@ -72,7 +72,7 @@ async def _lease(api: KubeApi, pod: Object | None) -> Object | Unreadable | None
 
 
 async def _rights(api: KubeApi, namespace: str) -> dict[str, bool]:
-    """Return for each verb that `submit` needs whether the user may use it on jobs in the namespace."""
+    """Return, for each verb that `submit` needs, whether the user may use it on jobs in the namespace."""
     job = {"group": GROUP, "resource": PLURAL, "namespace": namespace}
     return {verb: await api.may({"verb": verb, **job}) for verb in SUBMITTING}
 
@@ -115,7 +115,7 @@ async def doctor(
 
 
 def manifest_of_file(given: str | None) -> Object | None:
-    """Return the manifest in the file `given`; None for a job's name or None. Raises UsageError if it is invalid."""
+    """Return the manifest in the file `given`; None if it is None or a job's name. Raises UsageError for a mistake."""
     if given is None or not names_file(given):
         return None
     try:

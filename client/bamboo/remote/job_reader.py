@@ -12,13 +12,13 @@ from bamboo_core.view.job_view import JobView, view_of
 
 
 class JobDeleted(RemoteError):
-    """Error because the job was deleted or replaced while a command watched it."""
+    """The job was deleted or replaced while a command watched it."""
 
     code = EXIT_FAILED
 
 
 class JobReader:
-    """A reader that follows one job by its uid, not a later job of its name. It reads each node once, for its zone.
+    """A reader that follows one job by its uid, not a later job of the same name. It reads a node once, for its zone.
 
     uid: the job's UID; "" takes the UID of the job that is read first.
     """

@@ -28,7 +28,7 @@ SERVERS: Final = (
 
 
 async def existing(api: KubeApi, namespace: str, name: str) -> JobView | None:
-    """Return the job of that name, or None."""
+    """Return the job with this name; None if there is none."""
     try:
         return view_of(await api.job(namespace, name))
     except ApiError as error:

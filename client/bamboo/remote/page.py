@@ -88,7 +88,7 @@ async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Objec
     """Return the running pod of the operator that manages the jobs of a namespace.
 
     namespace: the operator's namespace; None searches the cluster. watching: the namespace of the jobs. Raises
-    RemoteError if no operator runs, or it is ambiguous in the cluster.
+    RemoteError if no operator runs, or if several in the cluster may manage these jobs.
     """
     running = [pod for pod in await operator_pods(api, namespace) if is_running(pod)]
     if not running:

@@ -21,7 +21,7 @@ from bamboo_core.view.job_view import view_of
 def print_objects(found: list[dict[str, Any]], *, single: bool) -> None:
     """Print objects as JSON, as the API server has them, but without managedFields.
 
-    managedFields are also deleted from `found`. single: print its first object, not a List.
+    managedFields are also deleted from `found`. single: print only the first object, not a List.
     """
     for body in found:
         body.get("metadata", {}).pop("managedFields", None)

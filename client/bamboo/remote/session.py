@@ -70,7 +70,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class WaitTimedOut(RemoteError):
-    """Error of a wait whose condition was not met in time."""
+    """The condition of a wait was not met in time."""
 
 
 async def until(
@@ -96,7 +96,7 @@ def run(
 ) -> int:
     """Run a command on the cluster that the flags and the kubeconfig select; return its exit code.
 
-    A RemoteError is printed on standard error; Ctrl-C returns EXIT_INTERRUPTED.
+    A RemoteError is printed on standard error and gives its exit code; Ctrl-C gives EXIT_INTERRUPTED.
     """
     try:
         return loop_signals.run_until_stopped(lambda: _run(command, namespace, context, kubeconfig, quiet))
@@ -160,7 +160,7 @@ def on_a_terminal() -> bool:
 
 
 def confirm(consequence: str, *, yes: bool) -> None:
-    """Ask whether to continue; do not ask if `yes`. Raises Declined on a no, UsageError if there is no terminal."""
+    """Ask whether to continue, unless `yes`. Raises Declined if the user refuses, UsageError without a terminal."""
     if yes:
         return
     if not on_a_terminal():
@@ -178,7 +178,7 @@ def confirm(consequence: str, *, yes: bool) -> None:
 
 
 class Declined(RemoteError):
-    """Error of a command that the user declined when asked to confirm it."""
+    """The user declined when asked to confirm a command."""
 
     code = EXIT_FAILED
 
