@@ -27,7 +27,7 @@ PLACES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The user's limits: USD of the whole job, and hours; None: no limit."""
+    """The user's limits on the whole job: its cost (budget, USD) and its time (deadline, hours). None: no limit."""
 
     budget: float | None = None
     deadline: float | None = None
@@ -37,7 +37,7 @@ class Bounds:
         return self.budget is not None or self.deadline is not None
 
     def rank(self, hours: float, usd: float) -> tuple[float, ...]:
-        """Return a sort key by which the best option comes first."""
+        """Return a sort key, least for the best: time x cost; with limits the excess over them, then cost or time."""
         if not self.any:
             return (hours * usd,)
         excess = max(1.0, hours / (self.deadline or math.inf), usd / (self.budget or math.inf))
@@ -62,7 +62,7 @@ class Alternative:
 
 
 def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
-    """Return the best option that keeps the bounds; None if no option does."""
+    """Return the best candidate of a Pareto front that keeps the bounds and comes to its end; None if none does."""
     kept = [one for one in front if bounds.kept_by(one) and math.isfinite(one.hours)]
     return min(kept, key=lambda one: bounds.rank(*one.point), default=None)
 
@@ -83,7 +83,7 @@ def _in_words(one: Candidate, several_zones: bool) -> str:
 
 
 def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -> Alternative | None:
-    """Return the cheapest grid on on-demand nodes, without losses, that is not slower; if all are slower, the fastest.
+    """Return the cheapest on-demand grid, without losses, that is not slower than `chosen`, or else the fastest one.
 
     None if no machine has an on-demand price, or the chosen candidate costs nothing.
     """
@@ -151,7 +151,7 @@ def no_plan(front: Sequence[Assessment], bounds: Bounds) -> tuple[str, ...]:
 
 
 def amount(one: Assessment, name: str, unit: ReadableUnit) -> str:
-    """Return the mean and, for several runs, the deviation, without a unit; a dash for infinity."""
+    """Return the mean of figure `name` and, for several runs, its deviation, as numbers in the unit; - for infinity."""
     return unit.number(one.mean(name), one.deviation(name) if len(one.outcomes) > 1 else None)
 
 

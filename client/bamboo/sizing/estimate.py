@@ -69,13 +69,13 @@ def step_seconds(world: World, candidate: Candidate) -> float:
 
 
 def traffic_of_step(world: World, candidate: Candidate) -> float:
-    """Return the USD of an undisturbed step for the bytes that cross zones."""
+    """Return the cost, in USD, of the bytes that cross zones in an undisturbed step."""
     plan = _plan(world, candidate)
     return traffic_usd(step_traffic(plan, plan.target, _profile(world, candidate)), world.traffic_price)
 
 
 def node_usd(world: World, candidate: Candidate) -> float:
-    """Return the USD of all nodes of a candidate for an hour, at mean prices over time and zones."""
+    """Return the USD per hour of all nodes of a candidate, at mean prices over time and zones."""
     return world.spec.spread.nodes(candidate.workers) * world.spot_usd(candidate.machine)
 
 
@@ -99,10 +99,10 @@ def estimate(world: World, candidate: Candidate, seconds: float, traffic: float)
 
 
 def _speed(spec: JobSpec, one: Candidate, nodes: int) -> float:
-    """Return the speed with `nodes` available nodes, as a share of the whole grid's.
+    """Return the speed with `nodes` available nodes, as a share of the whole grid's; 0 if over half of it is missing.
 
     A lost stage's neighbour runs it in addition to its own, which halves the pipeline's speed; without replicas the
-    pipeline is lost. If the coordinator chooses the grid, the speed is proportional to the nodes.
+    pipeline is lost. If the coordinator chooses the grid, the speed is proportional to the nodes, however few.
     """
     cells = one.stages * one.pipelines
     missing = max(0, cells - nodes)
@@ -118,7 +118,7 @@ def _profile(world: World, candidate: Candidate) -> ModelProfile:
 
 
 def _split(spec: JobSpec, profile: ModelProfile) -> Ranges:
-    """Return the layers of each stage; if the coordinator chooses the grid, they fit in memory if possible."""
+    """Return each stage's range of layers; if the coordinator chooses the grid, one that fits in memory if possible."""
     fitting = fitting_split(profile.figures, spec, profile.machine.memory) if spec.elastic else None
     return fitting or layer_ranges(profile.costs, spec.topology, devices=spec.worker.devices)
 

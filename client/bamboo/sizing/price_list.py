@@ -1,4 +1,4 @@
-"""Price files of users, with prices of machines and traffic, checked strictly. Only reading does I/O."""
+"""Price lists of machines and of traffic between zones, from users' files or Bamboo's. Only reading does I/O."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -22,7 +22,7 @@ Text = Annotated[str, msgspec.Meta(max_length=2000)]
 
 
 class PriceError(ValueError):
-    """A mistake in a price file, as one sentence with its name and the field."""
+    """A mistake in a price file, as one sentence with the file's name and the field."""
 
 
 class _PricePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

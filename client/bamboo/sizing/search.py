@@ -1,4 +1,4 @@
-"""Search for Pareto-optimal candidates: estimates choose a dozen, which are simulated on several processes."""
+"""Search for Pareto-optimal candidates: estimates select a dozen, which are then simulated in several processes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Shortlist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The simulated candidates of a search, the Pareto-optimal and the recommended ones among them."""
+    """The simulated candidates of a search, with the Pareto-optimal ones and the recommended one among them."""
 
     shortlist: Shortlist
     simulated: tuple[Assessment, ...]
@@ -53,9 +53,9 @@ class SearchResult:
 
 
 def search(world: World, limits: Limits, bounds: Bounds, *, jobs: int, done: Callable[[int], None]) -> SearchResult:
-    """Search for Pareto-optimal candidates, and choose one.
+    """Search for Pareto-optimal candidates, and choose the one to recommend.
 
-    jobs: processes. done: called with the number of runs that have just finished.
+    jobs: number of processes. done: called with the number of runs that have just finished.
 
     Raises ValueError if no grid fits, and SimulationError if a candidate cannot be simulated.
     """
@@ -71,7 +71,7 @@ def search(world: World, limits: Limits, bounds: Bounds, *, jobs: int, done: Cal
 
 
 def shortlist(world: World, limits: Limits, bounds: Bounds) -> Shortlist:
-    """Return the candidates to simulate: those whose estimates are best by the bounds, and some along the front.
+    """Return the candidates to simulate: the best estimates by the bounds, and others along the Pareto front.
 
     Raises ValueError if no grid fits.
     """
@@ -99,7 +99,7 @@ def shortlist(world: World, limits: Limits, bounds: Bounds) -> Shortlist:
 
 
 def _fast(world: World, fitting: Sequence[Candidate]) -> list[tuple[Candidate, float]]:
-    """Return (candidate, seconds of its undisturbed step), without candidates far slower and dearer than another."""
+    """Return (candidate, seconds of its undisturbed step), without candidates that another one dominates by SLACK."""
 
     def point(one: Candidate, seconds: float) -> Point:
         return seconds, seconds * node_usd(world, one)
@@ -145,8 +145,8 @@ def _from_ends(count: int) -> list[int]:
 def why_none(count: int, smallest: int, *, bounded: bool) -> str:
     """Return a sentence on why no grid can be used.
 
-    smallest: the fewest bytes that any grid that does not fit would need; 0 if there is no such grid. bounded: the job
-    has spec.elastic.
+    smallest: the least memory, in bytes, that any of the grids needs; 0 if there are no grids. bounded: the job has
+    spec.elastic.
     """
     if smallest:
         return (

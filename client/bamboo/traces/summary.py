@@ -1,4 +1,4 @@
-"""Figures of a recording: nodes, removals, prices. Pure."""
+"""Figures of a recording of spot nodes: the number of nodes over time, the rate of removals, the mean price. Pure."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +19,7 @@ class NodeTraceSummary:
 
 
 def summarize(trace: Trace) -> NodeTraceSummary:
-    """Return the figures of a trace. The rate is 0 if it lasts no time."""
+    """Return the figures of a trace. The rate of removals is 0 if the trace lasts no time."""
     steps = nodes_over_time(trace)
     node_seconds = sum(count * (after - at) for (at, count), (after, _) in pairwise([*steps, (trace.duration, 0)]))
     node_hours = node_seconds / HOUR

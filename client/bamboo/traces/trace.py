@@ -86,9 +86,9 @@ def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
 
 
 def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
-    """Return a sentence if a trace has prices, but none for the zone of one of its nodes; otherwise "".
+    """Return why a trace's prices are incomplete: it has prices, but none for some node's zone; "" if that is not so.
 
-    all_nodes: return it only if no node's zone has a price.
+    all_nodes: complain only if no node's zone has a price.
     """
     zones = dict.fromkeys(change.zone for change in trace.changes) if trace.prices else {}
     if all_nodes and any(price_series(trace, zone) for zone in zones):

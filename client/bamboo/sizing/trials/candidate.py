@@ -31,12 +31,12 @@ class Candidate:
 
     @property
     def workers(self) -> int:
-        """Return the number of workers, standby included."""
+        """The number of workers, with standbys."""
         return self.stages * self.pipelines + self.standby
 
     @property
     def redundancy(self) -> RedundancySpec:
-        """Return the redundancy in force on this grid, with mode Auto resolved."""
+        """The redundancy in force on this grid, with mode Auto resolved."""
         return RedundancySpec(mode=self.mode, replicas=self.replicas).on(self.pipelines)
 
 
@@ -54,9 +54,9 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
 
 
 def edits(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
-    """Return the values that must change in the job's manifest for the candidate, by path.
+    """Return the values to change in the job's manifest so that it describes the candidate, by path.
 
-    The edits leave open a grid that the coordinator chooses, and set only the candidate's number of workers.
+    A grid that the coordinator chooses stays open: only its number of workers is set.
     """
     topology, elastic = spec.topology, spec.elastic
     wanted: dict[Path, tuple[Any, Any]] = {

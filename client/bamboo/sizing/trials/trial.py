@@ -30,7 +30,7 @@ class TrialOutcome(JobFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """A candidate, and its runs so far."""
+    """A candidate and the outcomes of its simulated runs, with means and deviations."""
 
     candidate: Candidate
     outcomes: tuple[TrialOutcome, ...]
@@ -103,7 +103,7 @@ def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: f
 
 
 def _pace(result: JobResult, settled: float, batch: int) -> tuple[float, float]:
-    """Return the hours and USD per step, after the nodes have settled, or else since training began."""
+    """Return (hours, USD) per step after the nodes have settled, or since training began if too few steps follow."""
     figures, series = result.figures, result.series
     width = series.hours[0]
     late = [i for i, end in enumerate(series.hours) if settled and end - width >= settled]

@@ -55,7 +55,7 @@ class Market:
 
     @cached_property
     def figures(self) -> NodeTraceSummary | None:
-        """Return the figures of the recording; None for generated nodes."""
+        """The figures of the recording; None for generated nodes."""
         return summarize(self.recording) if self.recording is not None else None
 
     def losses_per_hour(self, workers: int) -> float:
@@ -93,7 +93,7 @@ class Market:
 
     @property
     def settled_hours(self) -> float:
-        """Return the hours after which generated nodes no longer depend on the start, at most 6; 0 for a recording."""
+        """The hours after which generated nodes no longer depend on the start, at most 6; 0 for a recording."""
         if self.generation is None:
             return 0.0
         return 3 / max(0.5, self.generation.removal + self.generation.addition)
@@ -112,7 +112,7 @@ class Market:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The job, machines and nodes of all candidates."""
+    """What all candidates share: the job, the kinds of machines, and the supply of spot nodes."""
 
     spec: JobSpec
     document: Mapping[str, Any]
@@ -124,11 +124,11 @@ class World:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps of the whole job."""
+        """The number of steps of the whole job."""
         return self.spec.training.steps
 
     def spot_usd(self, machine: str) -> float:
-        """Return the mean USD per hour of a spot node: recorded, else of the profile; 1 if both are unknown."""
+        """Return the mean USD per hour of a spot node, from the recording, else the profile; 1 if both are unknown."""
         figures, prices = self.market.figures, self.machines[machine].profile.prices
         if figures is not None and figures.usd_per_hour is not None:
             return figures.usd_per_hour
@@ -170,7 +170,7 @@ class World:
 
 
 def machine_of(profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
-    """Return the machine with the price file's prices in place of the profile's."""
+    """Return a machine whose profile has the price file's prices in place of its own; price: None keeps its own."""
     if price is not None:
         usual = profile.prices.on_demand if profile.prices else price.spot
         known = ProfilePrices(spot=price.spot, on_demand=usual if price.on_demand is None else price.on_demand)
