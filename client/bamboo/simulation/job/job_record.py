@@ -195,7 +195,7 @@ def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list
 
 
 def _binned(spans: Sequence[Span], width: float) -> list[float]:
-    """Distribute spans evenly over bins of that width; return each bin's amount."""
+    """Distribute each span's amount evenly over the bins of `width` seconds that it covers; return the bins' sums."""
     bins = [0.0] * BINS
     for begin, end, amount in spans:
         first, last = min(int(begin / width), BINS - 1), min(int(end / width), BINS - 1)

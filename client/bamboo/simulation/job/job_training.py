@@ -1,7 +1,7 @@
 """The workers of a simulated job in virtual time: steps, plans, states and checkpoints.
 
 Mirrors the engine where it takes time: a plan takes effect at once or with a commit, a step in which an owner is lost
-is completed by its heirs, and a worker holds a state only once it is copied.
+is completed by the workers that take over its stages, and a worker holds a state only once it is copied.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,7 @@ class SimulatedTraining:
     # plans
 
     def plan_arrived(self, plan: Plan) -> None:
-        """Follow a plan that has arrived at its workers, at once or at its boundary; ignore it unless it is newer."""
+        """Adopt a plan that has reached its workers, now or at the end of a step (its boundary); ignore old plans."""
         newest = self._pending or self.plan
         if newest is not None and plan.epoch <= newest.epoch:
             return
@@ -101,7 +101,7 @@ class SimulatedTraining:
         self._clock.after(max(times[worker] for worker in owners), partial(self._started, plan))
 
     def _started(self, plan: Plan) -> None:
-        """Begin the plan's training, since all owners have its initial state; do nothing if its origin is outdated."""
+        """Begin training, since all owners have the plan's initial state. Ignore a plan whose origin is outdated."""
         current = self.plan
         if current is None or current.origin != plan.origin:
             return
@@ -342,7 +342,7 @@ class SimulatedTraining:
             self._idle_since = min([self._clock.now, *self._left.values()])
 
     def lost(self, worker: WorkerId) -> None:
-        """Drop a lost worker's states; stop the step if it owned a cell. The coordinator learns it later."""
+        """Drop a lost worker's states; stop the step if it owned a cell. The coordinator learns of the loss later."""
         now = self._clock.now
         self._gone[worker] = now
         self._held.lose(worker)
@@ -364,7 +364,7 @@ class SimulatedTraining:
             self._wish = wish if wish.at <= self._spec.training.steps else None
 
     def hold(self, cut: CheckpointId) -> None:
-        """Give up the step in progress, and let all workers keep the state before it (a cut)."""
+        """Give up the step in progress; all workers keep the state before it (a cut). Ignore a cut at another step."""
         if self.step == cut.step and self._cut_state != cut:
             self._stop()
             self._cut(self._current_plan, cut)

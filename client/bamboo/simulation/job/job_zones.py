@@ -1,4 +1,4 @@
-"""The zones of a job's nodes, by its pods' templates, and generated nodes where its pods would be. Pure."""
+"""The zones in which a job's pod templates allow nodes, and node traces generated for these zones. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

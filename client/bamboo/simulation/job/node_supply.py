@@ -97,7 +97,7 @@ class NodeSupply:
         return None
 
     def _free(self, pool: NodePool) -> list[SimulatedNode]:
-        """Return the unused spot nodes of that pool."""
+        """Return the unused spot nodes in the zones that the pool allows."""
         return [
             node for node in self._available.values() if node.name not in self._used and self._allows(pool, node.zone)
         ]

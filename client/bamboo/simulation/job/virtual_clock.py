@@ -39,7 +39,7 @@ class VirtualClock:
 
     @property
     def next(self) -> float:
-        """Return the time of the next action in seconds; infinite if there is none."""
+        """The time of the next action in seconds; infinite if there is none."""
         while self._queue and self._queue[0][2].action is None:
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else math.inf

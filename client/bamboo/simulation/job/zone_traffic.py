@@ -87,7 +87,7 @@ def step_transfers(
 
 
 def crossing(transfers: Iterable[Transfer], zones: Mapping[WorkerId, str]) -> float:
-    """Return the bytes that cross zones."""
+    """Return the bytes that workers send to workers in other zones. zones: by worker."""
     return sum(one.size * one.times for one in transfers if zones.get(one.sender, "") != zones.get(one.receiver, ""))
 
 
@@ -135,9 +135,9 @@ def _reduction(
     gradients: float,
     receivers: Sequence[Counter[WorkerId]],
 ) -> Iterator[Transfer]:
-    """Yield a pipeline's transfers to every other pipeline: sums of their chunk, and the total of its own chunk.
+    """Yield what a pipeline sends to each other pipeline: gradient sums of that one's chunk, and the total of its own.
 
-    The workers that run portions of the cell send their sums to its owner. receivers: from `_receivers`.
+    Workers that run portions of the cell send their sums to its owner. receivers: from `_receivers`.
     """
     owner, bounds = plan.at(cell).owner, layout.bounds
     sums = len(nodes_of(layout.shares[cell.pipeline], len(bounds) - 1))
