@@ -16,7 +16,7 @@ ROLLING, STALLED = "RollingOut", "RolloutStalled"  # reasons of the condition Wo
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """Return how long ago a time was, in words; "-" if the time is unknown."""
+    """Return how long ago `since` was, in the short form of kubectl; "-" if that is unknown."""
     return "-" if since is None else short_age((now - since).total_seconds())
 
 
@@ -54,7 +54,7 @@ def progress_words(
     eta_seconds: float | None,
     stopped_early: bool = False,
 ) -> list[str]:
-    """Return step, loss, speed and time left, without unknown ones."""
+    """Return phrases on step, loss, speed and time left, without those that are unknown (None)."""
     words = [f"step {step}/{steps or '?'}", *["stopped early"] * stopped_early]
     if loss is not None:
         words.append(f"loss {loss:.4f}")
@@ -122,12 +122,12 @@ def _went_back(restores: int) -> list[str]:
 
 
 def date(job: JobView, now: datetime) -> str:
-    """Return a phrase on whether the job will be done by its budget's date; "" without a date or live data."""
+    """Return a phrase on whether a local run will be done by its budget's date; "" on a cluster or without a date."""
     return date_told(job.live.done_by, now, job.live.eta_seconds) if job.live is not None else ""
 
 
 def is_late(job: JobView, now: datetime) -> bool:
-    """Return whether the job is expected to finish after its date; False if that is unknown."""
+    """Return whether a local run is expected to finish after its budget's date; False if that is unknown."""
     live = job.live
     return bool(live and live.done_by and (seconds_late(live.done_by, now, live.eta_seconds) or 0.0) > 0)
 

@@ -302,7 +302,7 @@ def conditions(found: Iterable[ReportedCondition], now: datetime) -> Table:
 
 
 def _is_usual(condition: ReportedCondition) -> bool:
-    """Return whether a condition needs no attention: it is as usual, redundancy is off, or the job is idle."""
+    """Return whether a condition needs no attention: it has its normal value, redundancy is off, or the job is idle."""
     idle = condition.reason == "JobOver" or (condition.reason == "Suspended" and not condition.holds)
     return idle or condition.reason == OFF or condition.holds is (condition.type in HOLD_WHEN_ALL_IS_WELL)
 

@@ -38,7 +38,7 @@ class RemoteWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """An event of a job or a pod. about: the name of either, or "" for a local job.
+    """An event of a job or a pod. about: the name of the job or pod; "" for a local job.
 
     count: how often it occurred. order: sorts events of the same time.
     """

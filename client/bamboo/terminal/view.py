@@ -1,4 +1,4 @@
-"""The view of a local run, and the requests that its user makes; `bamboo.terminal.live_view` shows it."""
+"""The interface of the views of a local run, and the requests that its user makes through them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
