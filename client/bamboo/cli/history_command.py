@@ -69,7 +69,7 @@ def history(
 
 
 def _file_in(folder: str) -> str:
-    """Return what to read a folder's history from: its history.jsonl, unless it has none or stores the history."""
+    """Return a folder's history.jsonl, or the folder itself if it lacks that file or has a subfolder `history`."""
     from bamboo.local.history_end import FILE
     from bamboo_core.history.files import FOLDER
 

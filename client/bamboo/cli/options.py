@@ -1,4 +1,4 @@
-"""Options that several commands share. Imported at every start: nothing heavy here."""
+"""Options that several commands share. Every start imports this, so it imports nothing heavy."""
 
 from dataclasses import dataclass
 from typing import Annotated

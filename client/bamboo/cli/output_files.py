@@ -1,4 +1,4 @@
-"""Checks of output files before a long command begins. The flags import this module: nothing heavy here."""
+"""Checks of output files before a long command begins. Every start imports this, so it imports nothing heavy."""
 
 import os
 from importlib.util import find_spec

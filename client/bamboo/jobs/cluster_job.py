@@ -132,7 +132,7 @@ class ClusterJob:
         return self.checkpoint_place()
 
     async def close(self) -> None:
-        """Do nothing: the job goes on, and its client has the connection."""
+        """Do nothing: the job goes on, and the connection belongs to the `Client`."""
 
     async def _now(self) -> JobView:
         """Read the job's current state from the API server. Raises JobDeleted."""

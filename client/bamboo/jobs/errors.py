@@ -10,7 +10,7 @@ class BambooError(Exception):
 
 
 class InvalidJob(BambooError, ValueError):
-    """The job's manifest is invalid. problems: all of them, each with its field and the expected value."""
+    """The job's manifest is invalid. problems: all mistakes, each with its field and the expected value."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -39,7 +39,7 @@ class JobFailed(JobError):
 
 
 class JobUnrecoverable(JobError):
-    """Too many workers were lost at once: no copy of a part of the state was left, and no checkpoint exists."""
+    """Too many workers were lost at once: a part of the state has no copy left, and there is no checkpoint."""
 
 
 class JobInterrupted(JobError):

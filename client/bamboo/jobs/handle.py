@@ -104,7 +104,7 @@ class JobHandle:
             yield from events
 
     def history(self) -> HistoryRows:
-        """Return the losses, evaluations and events of all steps. Raises InvalidRequest if none can be read."""
+        """Return the losses, evaluations and events of all steps. Raises InvalidRequest if they cannot be read."""
         try:
             return HistoryRows(find(self._job.history_place()).read_all())
         except UsageError as error:
@@ -198,7 +198,7 @@ class JobHandle:
         step: int | None = None,
         force: bool = False,
     ) -> Path:
-        """Write the trained weights, or the checkpoint of `step`, as one state dict; return its path: `bamboo export`.
+        """Write the trained weights, or the checkpoint of `step`, as one state dict (`bamboo export`); return its path.
 
         force: replace an existing path.
         """

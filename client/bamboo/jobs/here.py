@@ -52,7 +52,7 @@ def validated(job: JobSource, *, load: bool) -> Validation:
 def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
     """Return the job with some sections of its spec replaced; None removes a section.
 
-    flag: named in messages about mistakes. Raises InvalidRequest.
+    parts: the new sections, by name. flag: the user's flag, for the error. Raises InvalidRequest.
     """
     document = copy.deepcopy(job.document)
     document["spec"] |= parts

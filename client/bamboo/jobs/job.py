@@ -138,7 +138,7 @@ class Job:
         deadline: float | None = None,
         **options: Any,
     ) -> JobPlan:
-        """Search for the best machines, grid and protection, and their cost: `bamboo plan`.
+        """Search for the best machines, grid and protection, and their cost, like `bamboo plan`.
 
         deadline: hours. options: other flags of the command, such as preempt_rate=0.1. Raises InvalidRequest.
         """
@@ -160,7 +160,7 @@ class Job:
         seeds: int | range = 10,
         **options: Any,
     ) -> SimulatedRuns:
-        """Run the job in virtual time, under recorded or randomly generated preemptions: `bamboo simulate`.
+        """Run the job in virtual time, under recorded or randomly generated preemptions, like `bamboo simulate`.
 
         seeds: a number of seeds, or a range without gaps. options: other flags of the command, such as
         profile="p.json". Raises InvalidRequest.
@@ -187,7 +187,7 @@ class Job:
         page: bool = True,
         **options: Any,
     ) -> JobHandle:
-        """Start the job on this machine, one process per worker, and return at once: `bamboo run`.
+        """Start the job on this machine, one process per worker, like `bamboo run`, and return at once.
 
         options: other flags of the command, such as checkpoints="ck". The job ends with this program. Raises
         BambooError.
@@ -217,7 +217,7 @@ class Job:
         apply: bool = False,
         force: bool = False,
     ) -> JobHandle:
-        """Create the job on a cluster, and return at once: `bamboo submit`, with its flags.
+        """Create the job on a cluster, like `bamboo submit` with its flags, and return at once.
 
         The job goes on when this program ends. Raises ClusterError.
         """

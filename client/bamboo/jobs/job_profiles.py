@@ -58,7 +58,7 @@ def _doubts(name: str, profile: ModelProfile, job: JobSource, layers: Callable[[
 
 
 def _differences(its: ProfiledTask | None, mine: ProfiledTask) -> list[str]:
-    """Describe how a profile's task differs from the job's, field by field, or that the profile names none."""
+    """Describe how a profile's task differs from the job's, field by field; or say that the profile names no task."""
     if its is None:
         return ["it does not name its task (field task)"]
     pairs = [(name, getattr(its, field), getattr(mine, field)) for field, name in _FIELDS.items()]

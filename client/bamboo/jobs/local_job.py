@@ -95,7 +95,7 @@ class LocalJob:
         return output
 
     def start(self) -> None:
-        """Start a run of the job, the first or that after a suspension, as a task of the background loop."""
+        """Start the job's first run, or the next one after a suspension, as a task of the background loop."""
         background.opened(self.close)
         self._ask, self._ended, self._stopping, self._suspending = None, None, False, False
         self._running = asyncio.create_task(self._run())

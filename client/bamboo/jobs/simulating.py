@@ -174,7 +174,7 @@ def simulate_seeds(
 
 
 def with_steps(job: JobSource, steps: int | None) -> JobSource:
-    """Return the job with a number of steps in place of its own length; None keeps it.
+    """Return the job with `steps` in place of its own length (steps, epochs or tokens); None keeps its length.
 
     Raises InvalidRequest, also if the number of steps is not known.
     """

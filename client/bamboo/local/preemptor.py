@@ -56,7 +56,7 @@ class Preemptor:
         return worker in self._taken
 
     def room(self, recorded: float, alive: Collection[WorkerId]) -> int | None:
-        """Return how many more workers fit on the recorded nodes at this second of the recording.
+        """Return how many more workers fit on the nodes that the recording has after `recorded` seconds.
 
         Negative if there are too many workers; None if the schedule has no recorded nodes.
         """
@@ -64,7 +64,7 @@ class Preemptor:
         return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
 
     def leaves_none(self, recorded: float) -> bool:
-        """Return whether the recording has no node left at this second and for ever after."""
+        """Return whether the recording has no node after `recorded` seconds, nor at any later time."""
         last = self._schedule.rooms[-1:]
         return any(room.at <= recorded and not room.nodes for room in last)
 
@@ -94,8 +94,8 @@ class Preemptor:
     ) -> Iterator[Strike | None]:
         """Yield the strikes of the preemptions that are due now; None for a preemption without a worker to take.
 
-        step: the newest known step of any worker. in_progress: the job's step. seconds: seconds of training so far.
-        recorded: seconds since the recording began. shown: returns the job's status.
+        step: the newest known step of any worker. in_progress: the step after the last commit. seconds: seconds of
+        training so far. recorded: seconds since the recording began. shown: returns the job's status.
         """
         actions, self._schedule = due(self._schedule, step, seconds)
         for action in actions:

@@ -1,4 +1,4 @@
-"""The options of `bamboo run` as the user gives them. The command line imports this: nothing heavy here."""
+"""The options of `bamboo run` as the user gives them. Every start imports this, so it imports nothing heavy."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +85,7 @@ class LocalRunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """The user's choice of what `bamboo run` shows."""
+    """The user's choice of what `bamboo run` shows, and whether it verifies the result."""
 
     verify: Annotated[
         bool,

@@ -186,7 +186,7 @@ class _LocalRun:
             ticker.cancel()
 
     async def _drain(self) -> None:
-        """Wait for the workers to leave; close() kills the remaining ones."""
+        """Wait for a limited time until the workers have left; `_close` kills the remaining ones."""
         if self._interrupted and self._task:
             self._timers.append(asyncio.get_running_loop().call_later(GRACE_SECONDS - 1, self._task.cancel))
         begun, silent = time.monotonic(), self._silent_root()

@@ -20,7 +20,7 @@ PREFIX = "bamboo-run-"
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a new, empty folder, locked by this process; remove it after the block. Remove killed runs' folders."""
+    """Remove killed runs' folders, make a new folder, locked by this process, and remove it after the block."""
     collect(Path(tempfile.gettempdir()))
     folder, lock = _make()
     try:

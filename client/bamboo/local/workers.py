@@ -42,7 +42,7 @@ class LocalWorkers:
     def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None) -> None:
         """Start a worker. Raises ForkServerError.
 
-        gate: the steps in which the worker asks before it goes on. traces: the folder for its trace, or None.
+        gate: as in `ForkServer.start`. traces: the folder for the worker's trace; None for no trace.
         """
         number = len(self._nodes)
         worker, node = f"w{number}", number // self._per_node

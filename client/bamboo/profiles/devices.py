@@ -65,7 +65,7 @@ class DeviceTable(msgspec.Struct, frozen=True):
     devices: dict[str, Device]
 
     def named(self, name: str) -> Device:
-        """Return the device of that name. Raises ProfileError with the known names."""
+        """Return the device of this name, in upper or lower case. Raises ProfileError with the known names."""
         if (found := self.devices.get(name.lower())) is None:
             raise ProfileError(f"no figures are known of the device {name[:60]!r}; known are {', '.join(self.devices)}")
         return found

@@ -48,7 +48,7 @@ class Session:
         self.console = console()
 
     def of(self, target: Target) -> tuple[str, str]:
-        """Return a job's namespace, by default the session's, and its name."""
+        """Return (namespace, name) of a job; the default namespace is the session's."""
         return target.namespace or self.namespace, target.name
 
     def say(self, text: str) -> None:

@@ -118,7 +118,7 @@ def _profile(world: World, candidate: Candidate) -> ModelProfile:
 
 
 def _split(spec: JobSpec, profile: ModelProfile) -> Ranges:
-    """Return each stage's range of layers; if the coordinator chooses the grid, one that fits in memory if possible."""
+    """Return each stage's range of layers. If the coordinator chooses the grid, stages fit in memory if possible."""
     fitting = fitting_split(profile.figures, spec, profile.machine.memory) if spec.elastic else None
     return fitting or layer_ranges(profile.costs, spec.topology, devices=spec.worker.devices)
 

@@ -26,7 +26,7 @@ class PriceError(ValueError):
 
 
 class _PricePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of a price file's parts."""
+    """Base class of a price file's sections, which refuses unknown fields."""
 
 
 class MachinePrice(_PricePart, frozen=True, kw_only=True):

@@ -308,7 +308,7 @@ def _is_usual(condition: ReportedCondition) -> bool:
 
 
 def events(found: Iterable[JobEvent], now: datetime, job: JobView, *, times: bool = False) -> list[Text]:
-    """Return a line per event. times: show its UTC time instead of its age."""
+    """Return a line per event. times: show UTC times instead of ages."""
     shown = []
     for one in found:
         at = one.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if times else f"{phrases.age(one.at, now):>4}"

@@ -10,7 +10,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTraceSummary:
-    """Figures of a trace that plans use."""
+    """The figures of a trace that the planner uses."""
 
     peak: int  # most nodes at one time
     removals_per_node_hour: float

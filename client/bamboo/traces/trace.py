@@ -86,7 +86,7 @@ def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
 
 
 def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
-    """Return why a trace's prices are incomplete: it has prices, but none for some node's zone; "" if that is not so.
+    """Return a sentence that names a zone with nodes and without a price, if the trace has prices; "" if there is none.
 
     all_nodes: complain only if no node's zone has a price.
     """

@@ -49,7 +49,7 @@ def _task(answer: dict[str, Any]) -> str:
 
 
 def _memory(answer: dict[str, Any]) -> str:
-    """Describe the memory of workers, without torch's own: on a GPU its context and its allocator's cache."""
+    """Describe the memory that workers need, without torch's own (on a GPU: its context and its allocator's cache)."""
     calm, taken = answer["calm"], answer["taken_over"]
     kinds = sorted(calm["memory"].items(), key=lambda kind: -kind[1])[:SHOWN_KINDS]
     most = ", ".join(f"{name} {size(number)}" for name, number in kinds if number)

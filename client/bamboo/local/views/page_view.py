@@ -18,7 +18,7 @@ STARTING = ShownState(name="Starting", tone="idle", sentence="The workers are be
 
 
 class PageView:
-    """A view that records status and events for the page, and serves it within `serving`."""
+    """A RunView that records status and events for the job page, and serves the page within `serving`."""
 
     def __init__(self, spec: JobSpec, *, port: int = 0, clock: Clock | None = None) -> None:
         self._spec, self._port = spec, port

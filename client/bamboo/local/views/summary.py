@@ -67,12 +67,12 @@ class Summary:
 
     @property
     def first_step(self) -> int:
-        """The step with which this run began."""
+        """The step from which this run started; 0 without a checkpoint."""
         return self.status.checkpoint.first if self.status.checkpoint else 0
 
     @property
     def samples_per_second(self) -> float | None:
-        """The mean rate over the whole run; None if no step was done."""
+        """The mean rate of training over the whole run; None if no step was done."""
         done = (self.status.step - self.first_step) * self.batch
         return done / self.seconds if done > 0 and self.seconds > 0 else None
 

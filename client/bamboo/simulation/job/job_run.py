@@ -211,7 +211,7 @@ class _Simulation:
         self._coordinate(Tick())
 
     def _most_steps(self) -> int:
-        """Return the number of steps after which the coordinator must get a commit, to request a checkpoint in time.
+        """Return after how many steps the coordinator must see a commit, so that it requests a checkpoint in time.
 
         UNKNOWN_STEPS if no checkpoint is due.
         """

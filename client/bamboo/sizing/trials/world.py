@@ -170,7 +170,7 @@ class World:
 
 
 def machine_of(profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
-    """Return a machine whose profile has the price file's prices in place of its own; price: None keeps its own."""
+    """Return a machine whose profile has these prices in place of its own. price: None keeps the profile's."""
     if price is not None:
         usual = profile.prices.on_demand if profile.prices else price.spot
         known = ProfilePrices(spot=price.spot, on_demand=usual if price.on_demand is None else price.on_demand)
