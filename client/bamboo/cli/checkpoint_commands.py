@@ -93,7 +93,7 @@ def _list(found: "list[ListedCheckpoint]", output: OutputFormat) -> None:
 
 
 def _verify(store: "CheckpointStore", found: "list[ListedCheckpoint]", output: OutputFormat) -> bool:
-    """Verify the files of all checkpoints and print the result of each. Return whether any has a problem."""
+    """Verify the files of each checkpoint and print the result. Return whether any checkpoint has a problem."""
     from bamboo.terminal.checkpoint_table import document
 
     documents, bad = [], False

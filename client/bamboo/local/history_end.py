@@ -17,7 +17,7 @@ MOST_STEPS: Final = 10_000  # as many as a worker keeps while the store is away
 
 
 class StepsHeard:
-    """The newest MOST_STEPS steps and evaluations that workers reported, for a store that lacks them.
+    """The newest MOST_STEPS steps and evaluations that workers reported; they fill the gaps of a store that failed.
 
     batch: samples of a step.
     """

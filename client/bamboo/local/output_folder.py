@@ -25,8 +25,8 @@ class OutputRefused(Exception):
 def only_run_in(folder: Path | None) -> Iterator[None]:
     """Make the folder, and lock it against other runs during the block. folder: None does nothing.
 
-    Some network file systems have no locks: there two runs in one folder are not noticed. Raises OutputRefused, also if
-    a run has left its weights in the folder or the disk is full; then a newly made folder is removed.
+    Some network file systems have no locks; there, two runs in one folder go unnoticed. Raises OutputRefused, also if a
+    run has left its weights in the folder or the disk is full; then a newly made folder is removed.
     """
     if folder is None:
         yield

@@ -20,7 +20,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MidStep:
-    """A planned preemption of a worker, once it has done `after` forwards and backwards of a step."""
+    """A planned preemption: to take the worker once it has done `after` forwards and backwards of the step."""
 
     worker: WorkerId
     action: Preemption

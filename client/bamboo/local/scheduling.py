@@ -62,7 +62,7 @@ Entry = AtStep | AtRandom | AtTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The number of available nodes from second `at` of the recording on."""
+    """The number of available nodes from second `at` of the recording on, until the next Room."""
 
     at: float
     nodes: int

@@ -129,7 +129,7 @@ def _crd(crd: Object | Unreadable | None) -> Iterator[Finding]:
 
 
 def fields_of(kind: type, before: str = "spec") -> Iterator[str]:
-    """Yield the paths of a type's fields, nested ones too: spec.topology.stages, or in a list spec.nodePools.name."""
+    """Yield the paths of a type's fields and nested fields: spec.topology.stages, or in a list spec.nodePools.name."""
     for one in api_fields(kind):
         yield f"{before}.{one.name}"
         if isinstance(one.form, InnerObject | ObjectList):

@@ -48,7 +48,7 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
 def _begin(work: Callable[[T], R], items: Sequence[T], parent: int) -> None:
     """Prepare a process of the pool. It inherits work and items by fork, since they may hold a whole recording.
 
-    The process ignores Ctrl-C and SIGTERM, which may reach all processes of a group.
+    The process ignores Ctrl-C and the other stop signals, which may reach all processes of a group.
     """
     end_with(parent)
     for number in STOP_SIGNALS:

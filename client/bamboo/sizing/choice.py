@@ -44,14 +44,14 @@ class Bounds:
         return (excess, usd, hours) if self.deadline is not None else (excess, hours, usd)
 
     def kept_by(self, one: Assessment) -> bool:
-        """Return whether an option keeps the bounds in 95 of 100 runs, estimated from the spread of its runs."""
+        """Return whether a candidate keeps the bounds in 95 of 100 runs, estimated from the spread of its runs."""
         within = self.budget is None or one.sure("usd") <= self.budget
         return within and (self.deadline is None or one.sure("hours") <= self.deadline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """An alternative to the recommended option. Its deviations are None unless it was simulated several times."""
+    """An alternative to the recommended plan. The deviations are None unless the plan was simulated several times."""
 
     label: str
     hours: float
@@ -68,7 +68,7 @@ def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
 
 
 def _in_words(one: Candidate, several_zones: bool) -> str:
-    """Describe the candidate in one line, without its zones if there is only one."""
+    """Describe the candidate in one line, without zones if there is only one zone."""
     grid = f"{count(one.stages, 'stage')} x {count(one.pipelines, 'pipeline')}"
     parts = [grid, f"microbatches of {one.micro_batch}"]
     if one.workers == 1:
@@ -104,7 +104,7 @@ def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -
 
 
 def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Alternative]:
-    """Return the simulated options that differ from the chosen one in one field, to show what the choice saves.
+    """Return the simulated plans that differ from the chosen one in one field, to show what the choice saves.
 
     For a single worker, which has neither neighbours nor replicas, only the number of standbys is varied.
     """

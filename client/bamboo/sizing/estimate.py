@@ -47,9 +47,9 @@ def memory_needed(world: World, candidate: Candidate) -> int:
 
 
 def least_seconds(world: World, candidate: Candidate) -> float:
-    """Return a lower bound of a step's seconds.
+    """Return a lower bound of a step's seconds, without the time of communication.
 
-    It is the busiest stage's work on all its microbatches, and the work of earlier stages on one microbatch.
+    The bound is the busiest stage's work on all its microbatches, and the work of earlier stages on one microbatch.
     """
     profile, spec = _profile(world, candidate), world.spec
     devices = spec.worker.devices

@@ -30,7 +30,7 @@ MOST_SIMULATED: Final = 12  # candidates, with others along the Pareto front
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortlist:
-    """The candidates to simulate, and the numbers of grids that were considered and left out."""
+    """The candidates to simulate, and how many grids were considered, and left out as they need too much memory."""
 
     candidates: tuple[Estimate, ...]
     estimated: tuple[Estimate, ...]  # all that were estimated

@@ -16,7 +16,7 @@ class NodeTraceError(ValueError):
 
 
 class Change(StrEnum):
-    """The kind of a node's change: its addition or its removal."""
+    """The kind of a change to a node: it is added or removed."""
 
     ADD = "add"
     REMOVE = "remove"

@@ -92,8 +92,8 @@ class HeldStates:
     ) -> tuple[dict[WorkerId, float], list[Transfer]]:
         """Return the seconds until each worker has loaded its state for a plan with a new origin, and the transfers.
 
-        Layers in a worker's own memory cost nothing, other workers' come over the network, and the rest from the store.
-        copies: the layers of that state in each worker's memory; the plan names only some of them as sources.
+        Layers in a worker's own memory cost nothing, others come over the network from other workers, else from the
+        store. copies: the layers of that state in each worker's memory; the plan names only some of them as sources.
         """
         workers = sorted(plan.worker_ids())
         if plan.restore is None:

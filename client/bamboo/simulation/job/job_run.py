@@ -290,7 +290,7 @@ class _Simulation:
     # nodes and workers
 
     def _pay(self) -> None:
-        """Record the cost since the last call, take the present prices, and reschedule the end of the budget."""
+        """Record the cost since the last call, look up the present prices, and reschedule the end of the budget."""
         self._record.paid(self._clock.now, *self._paid)
         self._paid = self._supply.used, self._supply.usd_per_hour(self._clock.now)
         self._clock.after(0.0, self._tell_prices)

@@ -260,7 +260,7 @@ class SimulatedTraining:
             self._say_times(plan)
 
     def _committed(self, steps: int) -> None:
-        """Commit the steps that end now, and begin the next. The coordinator gets only the last step's message."""
+        """Commit the steps that end now, and begin the next step. The coordinator gets only the last step's message."""
         plan, now = self._current_plan, self._clock.now
         self._record.sent(self._since, now, self._step_traffic(plan) * steps)
         new = self.step + steps - max(self._furthest, self.step)

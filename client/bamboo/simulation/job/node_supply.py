@@ -1,4 +1,4 @@
-"""The nodes of a simulated job and their prices: spot nodes come and go by a trace, on-demand ones stay.
+"""The nodes of a simulated job and their prices: spot nodes come and go by a trace, on-demand nodes stay.
 
 It has no clock; the run passes in the time.
 """
@@ -181,7 +181,7 @@ class NodeSupply:
         return total
 
     def worker_prices(self, now: float) -> dict[str, float]:
-        """Return the USD per hour of a worker by node, without nodes of unknown price."""
+        """Return a worker's price in USD per hour on each used node, by node, without nodes of unknown price."""
         prices = {name: self._price_of(node, now) for name, node in self._used.items()}
         return {name: price / self._room for name, price in prices.items() if price is not None}
 

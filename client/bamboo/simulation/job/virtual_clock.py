@@ -1,4 +1,4 @@
-"""Virtual time: scheduled actions, in order."""
+"""A clock of virtual time, which runs scheduled actions in order."""
 
 import heapq
 import math

@@ -41,7 +41,7 @@ class MachineKind:
 class Market:
     """A supply of spot nodes in the job's zones: a recorded trace, or settings for generated nodes.
 
-    A seed chooses where to begin in the recording, or how to generate the nodes.
+    A run's seed chooses where to begin in the recording, or how to generate the nodes.
     """
 
     recording: Trace | None = None
@@ -59,7 +59,7 @@ class Market:
         return summarize(self.recording) if self.recording is not None else None
 
     def losses_per_hour(self, workers: int) -> float:
-        """Return about how many nodes a job with `workers` nodes loses in an hour."""
+        """Return the expected number of nodes that a job with `workers` nodes loses in an hour."""
         if self.figures is not None:
             return workers * self.figures.removals_per_node_hour
         return workers * self.generation.removal if self.generation else 0.0
