@@ -159,8 +159,8 @@ class LeaseFlags:
     ] = False
 
     def name(self) -> LeaseName | None:
-        """Return the name of the Lease; None outside a pod without --lease, where no other operator can be. Raises
-        typer.Exit after an error message.
+        """Return the name of the Lease; None without --lease outside a pod, where the operator works without a Lease.
+        Raises typer.Exit after an error message.
         """
         lease = self._named()
         if self.label_active and lease is None:

@@ -120,9 +120,8 @@ def kopf_settings(jobs: JobController) -> kopf.OperatorSettings:
 
 
 class KopfRepetitions(logging.Filter):
-    """A log filter that drops kopf's messages about each attempt of a request and about kinds that are not served.
-
-    kopf logs the latter with a traceback. The operator logs both once, in a sentence.
+    """A log filter that drops kopf's messages about each attempt of a request, and kopf's tracebacks about kinds of
+    objects that are not served (404). The operator logs both problems once, in a sentence.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

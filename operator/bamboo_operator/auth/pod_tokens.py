@@ -1,4 +1,4 @@
-"""Authentication of workers by their pods' tokens: decoded first, then reviewed by the API server."""
+"""Authentication of workers by their pods' ServiceAccount tokens, which the API server verifies (TokenReview)."""
 
 import asyncio
 import base64
@@ -34,9 +34,9 @@ class PodIdentity:
 
 
 def reviewed_identity(review: dict[str, Any]) -> PodIdentity:
-    """Return the pod that the status of a TokenReview confirms.
+    """Return the pod that a reviewed token is bound to. review: the status of the TokenReview.
 
-    Raises Unauthorized unless the token is a pod's and made for Bamboo.
+    Raises Unauthorized if the token is bound to no pod or its audience is not Bamboo.
     """
     if TOKEN_AUDIENCE not in (review.get("audiences") or []):
         raise Unauthorized(f"the token is not for {TOKEN_AUDIENCE}", "WrongAudience")
@@ -58,9 +58,9 @@ def bearer_token(request: web.Request) -> str:
 
 
 def claimed_identity(token: str) -> PodIdentity:
-    """Return the pod that a ServiceAccount's token claims, unverified.
+    """Return the pod that a ServiceAccount token (a JWT) names; its signature is not verified.
 
-    Raises Unauthorized if it claims none, so that the API server does not review arbitrary texts.
+    Raises Unauthorized if the token names no pod, so that the API server need not review arbitrary texts.
     """
     parts = token.split(".")
     try:
@@ -89,7 +89,7 @@ class _Claims(msgspec.Struct):
 
 
 class TokenReviewer:
-    """Reviews of tokens by the API server, REVIEWS_AT_ONCE at a time."""
+    """A client for the API server's TokenReviews, with at most REVIEWS_AT_ONCE requests at a time."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api, self._turns, self._waiting = api, asyncio.Semaphore(REVIEWS_AT_ONCE), 0
@@ -116,11 +116,11 @@ def pod_authenticator(
     uid_of: Callable[[WorkerId], str | None],
     is_of_another_job: Callable[[str], bool] = lambda pod_uid: False,
 ) -> Authenticate:
-    """Return a check that accepts a worker of this job with its own pod's token. It raises Unauthorized, after which
-    the worker ends, or Unavailable, after which it tries again.
+    """Return a check that accepts a worker of this job by its own pod's token. The check raises Unauthorized, after
+    which the worker ends, or Unavailable, after which the worker tries again.
 
-    uid_of: returns the uid of a worker's pod, "" if the pod does not live, None if no such pod was seen yet.
-    is_of_another_job: returns whether a pod, by its uid, belongs to another job of the same name.
+    uid_of: returns the UID of a worker's pod; "" if the worker is lost, None if its pod was not seen yet.
+    is_of_another_job: takes a pod's UID; returns whether the pod belongs to another job of the same name.
     """
 
     async def authenticate(request: web.Request) -> WorkerId:

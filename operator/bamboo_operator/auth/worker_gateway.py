@@ -24,7 +24,7 @@ BUFFER_BYTES = 16 << 10  # size of a full TLS record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCertificate:
-    """PEM files: the certificate chain, its key, and the authority that workers trust."""
+    """PEM files for TLS: the certificate chain, its private key, and the certificate authority that workers trust."""
 
     chain: Path
     key: Path
@@ -126,7 +126,7 @@ class WorkerGateway:
         self._open[job] = channels
 
     def serve_closed_paths(self, channels_for: Callable[[JobKey, web.Request], Channels | None]) -> None:
-        """Set the function that returns the channels for a caller whose job has no open path. None refuses the
+        """Set the function that returns the channels for a caller whose job has no open path, or None to refuse the
         caller.
         """
         self._for_closed = channels_for

@@ -103,8 +103,8 @@ class ClusterIndices:
                 listener.pod_changed(pod["metadata"]["name"])
 
     def pod_deleted(self, pod: Mapping[str, Any]) -> None:
-        """Notify the job's listener that the pod is gone, unless a new pod has its name. The cache ignores its UID from
-        now on.
+        """Notify the job's listener that a pod is gone, unless a new pod has its name. The cache ignores the deleted
+        pod's UID from now on.
         """
         job = self._job_of(pod)
         self._deleted.append(pod["metadata"]["uid"])
@@ -157,8 +157,8 @@ class ClusterIndices:
         self.indexers.discard(kopf.Body(thing))
 
     def pod_created(self, pod: Any) -> None:
-        """Add a pod from the API server's answer to its creation. The watch may have reported newer states already,
-        even its deletion.
+        """Add a pod from the API server's answer to its creation, unless the watch has already reported the pod or its
+        deletion.
         """
         job, uid = self._job_of(pod), pod["metadata"]["uid"]
         if job and all(known["metadata"]["uid"] != uid for known in self._index(PODS).get(job, ())):

@@ -1,6 +1,6 @@
-"""Resync: a listing of watched objects that finds missed deletions, which kopf's own listing does not show.
+"""Resync: a periodic listing of the watched objects, which finds deletions that kopf's watches have missed.
 
-It also detects broken watches, since every existing object must become known soon.
+It also detects broken watches: kopf must show every listed object within LATE_SECONDS.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Known = Mapping[str, Callable[[], None]]  # by UID (of nodes also by name): the 
 class Watched:
     """A kind of object that kopf watches.
 
-    known: returns the known objects. listed: lists the UIDs of existing objects. shown: kopf must show all of these.
+    known: returns the cached objects. listed: returns all existing UIDs. shown: kopf must show all existing objects.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Watched:
 class Resync:
     """A task that lists each kind of object and reports known objects missing from the list as deleted.
 
-    It looks up the known objects before it lists, so an object missing from the list is certainly gone. waiting: a
-    sentence until kopf has shown all existing objects once, then None.
+    It looks up the known objects first, so an object missing from the list is certainly gone. waiting: why the watches
+    are not complete yet, as a sentence; None once they have shown all objects.
     """
 
     def __init__(self, kinds: Collection[Watched]) -> None:
@@ -50,7 +50,7 @@ class Resync:
         self._asked.set()
 
     def soon(self) -> None:
-        """List again without waiting, because kopf has listed: a watch was interrupted or has begun."""
+        """Request a resync within seconds, because kopf has listed its objects: a watch has begun, or begun again."""
         self._asked.set()
 
     def problem(self) -> str | None:

@@ -89,7 +89,7 @@ class JobPages:
         return answer(page_document(known, self._now()))
 
     async def _refused(self, token: str, job: JobKey) -> web.Response | None:
-        """Return the refusal for a token that may not see the page, or None. Raises RemoteError."""
+        """Return the response 401 or 403 for a token that may not see the page; None if it may. Raises RemoteError."""
         review = await self._reviews.review_token(token, (PAGE_AUDIENCE,))
         if not review.get("authenticated") or PAGE_AUDIENCE not in (review.get("audiences") or ()):
             sentence = f"The token is not valid, or not for the audience {PAGE_AUDIENCE}."

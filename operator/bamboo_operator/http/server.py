@@ -20,8 +20,8 @@ FRESH_SECONDS = 0.5  # scrapes within this time get the same answer
 class WebServer:
     """The operator's web server.
 
-    healthy: returns why the operator is unhealthy, or None. ready: returns why workers cannot connect, or None; anyone
-    may read it. Other modules add their routes to `app` before start().
+    healthy: returns why the operator is unhealthy; None if it is healthy. ready: returns why workers cannot connect,
+    which anyone may read; None if they can. Other modules add their routes to `app` before start().
     """
 
     def __init__(

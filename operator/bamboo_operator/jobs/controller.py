@@ -95,8 +95,8 @@ class JobController:
             self._reconcilers[key] = job.again()
 
     def end(self, body: Mapping[str, Any], *, gone: bool) -> None:
-        """Stop a job that was deleted (`gone`) or is being deleted; in the latter case, write a status by which nothing
-        runs.
+        """Stop reconciling a job. gone: True if it was deleted; False if its deletion has only begun, in which case a
+        status is written that shows nothing running.
         """
         key, uid = _key(body), body["metadata"]["uid"]
         known = self._reconcilers.get(key)
@@ -182,5 +182,5 @@ def _identity(job: Mapping[str, Any]) -> JobIdentity:
 
 
 def _made(job: Mapping[str, Any]) -> str:
-    """Return the creation time of a job, as its object has it: in whole seconds."""
+    """Return a job's creationTimestamp: text in whole seconds of UTC, which sorts by time."""
     return str(job["metadata"].get("creationTimestamp"))

@@ -1,4 +1,4 @@
-"""The runner of one BambooJob's coordinator: it feeds events of the cluster and of workers in, and executes commands.
+"""The runner of one BambooJob's coordinator: it passes events of the cluster and workers in, and executes commands.
 
 Its loop never waits for the API server. Decisions about the cluster are kept as desired state (pods to create and to
 delete, events to post), which the pod controller and the reconciler apply to the cluster.
@@ -244,7 +244,7 @@ class CoordinatorRunner:
     # the coordinator
 
     def _tick(self) -> None:
-        """Queue a tick every TICK_SECONDS, behind earlier messages, since it decides which workers are silent."""
+        """Queue a tick every TICK_SECONDS. A tick detects silent workers, so earlier messages are handled first."""
         now = time.monotonic()
         self._run.meter.tick_delayed(now - self._due)
         if now - self._due > LATE_SECONDS:  # the coordinator skips that time, but clouds' deadlines do not

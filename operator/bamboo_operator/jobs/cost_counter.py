@@ -28,10 +28,10 @@ Json = Mapping[str, Any]
 
 
 class CostCounter:
-    """One job's cost since an operator first saw it. meter: receives worker time.
+    """The cost of one job's workers since the previous operator's last count. meter: receives worker-seconds.
 
-    paid: number of workers with a node, by pool; None until known. cost: since this operator has known the job.
-    counted_until: None if never counted. An edit of a price counts from the next count on.
+    paid: number of workers with a node, by pool; None before the first count. counted_until: the time up to which cost
+    is counted; None if never. An edited price applies from the next count on.
     """
 
     def __init__(self, pods: JobPods, meter: JobMeter, counted_until: datetime | None) -> None:
@@ -42,9 +42,9 @@ class CostCounter:
         self.cost = Decimal(0)
 
     def count(self, pools: tuple[NodePool, ...], *, joined: Collection[WorkerId]) -> None:
-        """Count the time since the last count, with the number of workers at that time.
+        """Add the cost since the last count, for the workers and prices noted then, and note the present ones.
 
-        pools: node pools with their prices from now on. joined: workers that certainly have a node.
+        pools: node pools with their present prices. joined: workers that certainly have a node.
         """
         now, until = time.monotonic(), utc_now()
         if self.paid is None:
@@ -58,8 +58,8 @@ class CostCounter:
             self.counted_until = until
 
     def prices(self, spec: JobSpec | None) -> PricesReported:
-        """Return the hourly prices of the living workers, and of the workers that would be added next, by the room in
-        the pools. Pools without a price are left out. spec: None gives no prices.
+        """Return the hourly prices of the living workers, and of further workers from the pools that have room. Pools
+        without a price are left out. spec: None gives no prices.
         """
         if spec is None:
             return PricesReported({})

@@ -1,4 +1,4 @@
-"""The spec that a job runs by: the user's newest one, unless it is invalid or the workers already train by another.
+"""The spec in force for a job: the user's newest one, unless it is invalid or running workers cannot follow its edits.
 
 A job's accepted manifest is the one its workers started with, plus the edits accepted since. It is stored as a
 ControllerRevision, like those of a StatefulSet, because the next operator must manage the workers by it, whatever the
@@ -56,9 +56,9 @@ def problems_of(error: ManifestError) -> tuple[str, ...]:
 def merge_followed(accepted: Json, newest: Json) -> tuple[Json, FollowedSpec]:
     """Merge the newest manifest into the accepted one; return the new accepted manifest and the spec to follow.
 
-    A job may be suspended even if its manifest is invalid. A manifest accepted once may be invalid for another version
-    of Bamboo. Fields that may change only while the job is suspended may change together with `suspend`; the mixture of
-    old and new fields may then be invalid, which is not reported as a problem of the manifest.
+    If the newest manifest or the mixture of both is invalid, only `suspend` is taken over. Some fields may change only
+    while the job is suspended: a valid manifest that also sets `suspend` may change them, and the mixture may then be
+    invalid, which is not reported as a problem.
     """
     suspend = (newest.get("spec") or {}).get("suspend") is True
     wanted: JobSpec | None = None
@@ -182,7 +182,7 @@ def _encoded(spec: Json) -> str:
 
 
 def _decoded(text: Any) -> Any:
-    """Return the spec that `_encoded` wrote; None for any other text."""
+    """Return the spec in a text that `_encoded` wrote; None if it is not JSON."""
     try:
         return json.loads(text)
     except (TypeError, ValueError):
@@ -201,10 +201,10 @@ def manifest_of(key: JobKey, spec: Json) -> dict[str, Any]:
 
 
 class EffectiveSpec:
-    """The spec in force, with its problems, which stay until the manifest is checked again.
+    """One job's spec in force, and the findings of the last check of its newest manifest.
 
     body: the BambooJob. written: its status. spec: the spec in force; None if there never was a valid one. generation:
-    the generation of the newest manifest. problems: its errors. refused: its changes that a running job does not
+    the newest manifest's generation. problems: that manifest's errors. refused: its changes that a running job does not
     follow. warnings: its fields without effect. surprises: settings that may not be intended.
     """
 
@@ -293,7 +293,7 @@ class EffectiveSpec:
         return int(self._body["metadata"].get("generation") or 0)
 
     async def _dry_run(self, spec: JobSpec, settings: WorkerPodSettings) -> tuple[str, ...]:
-        """Return the API server's objections to this job's pods, created as dry runs for each template."""
+        """Create a pod of each template as a dry run; return the API server's first objection, or ()."""
         pool = replace(spec.node_pools[0], template={}) if spec.node_pools else None
         problems = await self._dry_run_of(worker_pod(spec, self._uid, 0, pool, settings), PATH)
         for index, one in enumerate(spec.node_pools):
@@ -303,9 +303,9 @@ class EffectiveSpec:
         return problems
 
     async def _dry_run_of(self, pod: dict[str, Any], path: str) -> tuple[str, ...]:
-        """Return the API server's objections to a pod. path: where the manifest has the template, the pod's only
-        unchecked part. A refusal for another reason, such as a quota, is reported when the pods are created. Raises
-        JobGone.
+        """Create a pod as a dry run; return the API server's objection, or (). path: the template's path in the
+        manifest, the pod's only unchecked part. A refusal for another reason, such as a quota, is reported when the
+        pods are created. Raises JobGone.
         """
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         try_pod = partial(self._api.try_pod, pod)
@@ -326,7 +326,7 @@ class EffectiveSpec:
 
 
 def _changed_task(plan: str, spec: JobSpec) -> tuple[str, ...]:
-    """Return the problem of a task changed after the job began; () if unchanged, or if the job is to be suspended."""
+    """Return the problem that the task was changed after the job began; () if it was not, or `suspend` is set."""
     began = BambooJobStatus(plan=plan).plan_record.task
     if spec.suspend or began is None or began == task_digest(spec):
         return ()

@@ -27,7 +27,7 @@ class OperatorCounts:
 
 
 class JobMeter:
-    """One job's counts since this process has seen it, from 0. The job's status holds earlier ones.
+    """One job's counts since this process first saw the job, from 0. The job's status holds those of earlier processes.
 
     A counter that continued from the status would fall at each restart of the operator, because the status is up to 15
     s old; Prometheus would then count everything again. Costs are counted elsewhere (`jobs/cost_counter`): their

@@ -1,4 +1,4 @@
-"""The schedule of a job's reconciliations, and of the end of its loop. Pure, except for the trigger of changes."""
+"""Times of a job's reconciliations, the trigger of the next one, and bursts of preemptions, which delay API calls."""
 
 import asyncio
 import contextlib
@@ -21,12 +21,12 @@ FIRST_RETRY, LAST_RETRY = 0.5, 15.0
 class ReconcileSchedule:
     """Times of a job's reconciliations (time.monotonic()).
 
-    ended: end of the last one. next: the next one if nothing happens. earliest: the next one if something has changed.
-    retry: the pause after the next failure. end_written: since when the job's end is in its status. over: nothing is
-    left to do.
+    ended: end of the last one. next: the next one if nothing changes. earliest: the next one if an input has changed.
+    retry: seconds to wait after a failure. end_written: since when the job's end is in its status. over: nothing is
+    left.
 
-    A job is not over before its end is written, or another operator would run it again. Events that cannot be posted
-    delay this end for a limited time.
+    A job is not over before its end is written, or another operator would run it again. After that, events that cannot
+    be posted keep it from being over for at most FINAL_EVENTS_SECONDS.
     """
 
     ended: float = -math.inf
@@ -69,9 +69,9 @@ class ReconcileSchedule:
 
 
 class ReconcileTrigger:
-    """Changes of a job between two reconciliations, and the means to wait for one.
+    """The trigger that wakes a job's reconciliation loop, with the changes since the last reconciliation began.
 
-    urgent, changed: as in `ReconcileSchedule.due`, since the last reconciliation began.
+    urgent, changed: as in `ReconcileSchedule.due`.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class ReconcileTrigger:
         self._triggered.set()
 
     def soon(self) -> None:
-        """Note a change of a reconciliation's input, after which one is due soon."""
+        """Note that an input of the reconciliation has changed, so that the next one comes soon."""
         self.changed = time.monotonic() if self.changed is None else self.changed
         self._triggered.set()
 

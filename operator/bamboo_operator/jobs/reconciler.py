@@ -136,7 +136,7 @@ class JobReconciler:
             self.runner.stop_workers("JobDeleted", "the job was deleted")
 
     async def write_deletion(self) -> None:
-        """Write a status by which nothing runs any more, for a job whose deletion a finalizer may delay.
+        """Write a status that shows nothing running, for a job whose deletion a finalizer may delay.
 
         Call this after run() has ended, or instead of it.
         """
@@ -190,9 +190,9 @@ class JobReconciler:
     # idle
 
     async def _stay_idle(self, spec: JobSpec | None) -> None:
-        """Wait for an edit of a job that is suspended, or invalid (spec None).
+        """Wait for an edit of a suspended or invalid job (spec None); return after RECHECK_SECONDS if it is invalid.
 
-        No worker runs meanwhile, except those of a job that has begun: they do not stop for a bad edit.
+        Meanwhile its workers are removed, unless an invalid edit came after the job had begun: it does not stop them.
         """
         self._spec.report_problems(self._idle_events.append)
         if spec is None and self._status.plan is not None:
@@ -222,9 +222,7 @@ class JobReconciler:
                 self.attempts.log_failure("post events", error)
 
     async def _wait_for_edit(self, seconds: float | None, *, workers_stay: bool = False) -> None:
-        """Wait for an edit, at most this long (None: forever). Delete pods that appear late, unless the workers
-        stay.
-        """
+        """Wait at most `seconds` (None: forever) for an edit. Delete pods that appear late, unless the workers stay."""
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._woken_by_pods():
             while not self._edited.is_set() and time.monotonic() < end:
@@ -434,7 +432,7 @@ class JobReconciler:
 
 @contextlib.asynccontextmanager
 async def turn(turns: asyncio.Semaphore, heartbeat: Callable[[], None]) -> AsyncIterator[None]:
-    """Limit concurrent reconciliations: acquire the semaphore for the block, first come, first served.
+    """Limit concurrent reconciliations or status writes: acquire the semaphore for the block, first come, first served.
 
     Since few run at once, their API calls do not keep other jobs' coordinators from deciding. heartbeat: called while
     the job waits, so that it does not count as stuck.

@@ -1,1 +1,1 @@
-"""The API server: client and credentials, objects as plain mappings, and the Lease by which one operator works."""
+"""The API server: client and credentials, objects as plain mappings, and the Lease that lets only one operator work."""

@@ -45,13 +45,13 @@ API_CONNECTIONS = 32
 
 
 async def operator_access() -> Access:
-    """Return the access of the pod's ServiceAccount in a cluster, else of KUBECONFIG. Raises ConfigError."""
+    """Return access to the API server: a pod's ServiceAccount in a cluster, else a kubeconfig's. Raises ConfigError."""
     return in_cluster() or await log_in()
 
 
 def connect(access: Access, calls: ApiCallCounts, connections: int) -> Connection:
-    """Return connections that count their calls. They do not retry: callers pause by themselves if the API server is
-    busy.
+    """Return a client of the API server with at most this many connections. It counts its calls in `calls` and does not
+    retry: callers pause by themselves if the API server is busy.
     """
     return Connection(
         access,
@@ -64,10 +64,8 @@ def connect(access: Access, calls: ApiCallCounts, connections: int) -> Connectio
 
 
 async def kopf_login(access: Access) -> kopf.ConnectionInfo:
-    """Return kopf's connection to the same server, as the same user, with the current token.
-
-    kopf logs in at the start and whenever the server rejects its token (401); it never tries rejected credentials
-    again. Raises ClusterUnreachable.
+    """Return the API server and the credentials of `access`, with its current token, in kopf's form. kopf logs in at
+    the start and whenever the server rejects its token (401). Raises ClusterUnreachable.
     """
     configuration = access.configuration
     try:

@@ -38,8 +38,8 @@ GONE = (404, 409)  # the object is gone, or another one has its name
 
 
 class ApiAttempts:
-    """The calls of one job to the API server. last_progress: time.monotonic() of its last progress; long ago if it is
-    stuck.
+    """The API calls of one job, with retries and logs. last_progress: time.monotonic() of the newest call or heartbeat;
+    long ago if the job is stuck.
     """
 
     def __init__(self, key: JobKey) -> None:
@@ -52,7 +52,7 @@ class ApiAttempts:
         self.last_progress = time.monotonic()
 
     def log_failure(self, what: str, error: RemoteError) -> None:
-        """Log a failure; a repeated one only once in a while, until succeeded()."""
+        """Log a failure; the same text only every LOG_AGAIN_SECONDS until succeeded(). what: completes "cannot ..."."""
         text, now = described(error), time.monotonic()
         before, at = self._logged.get(what, ("", -math.inf))
         if text != before or now - at >= LOG_AGAIN_SECONDS:

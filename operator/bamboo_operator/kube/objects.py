@@ -25,7 +25,7 @@ def owner_uid(pod: Mapping[str, Any]) -> str | None:
 
 
 def job_of(pod: Mapping[str, Any]) -> JobKey | None:
-    """Return the namespace and name of a worker pod's job, by its labels."""
+    """Return the namespace and name of a worker pod's job, by its labels; None for other pods."""
     name = (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
     return (pod["metadata"]["namespace"], name) if name else None
 

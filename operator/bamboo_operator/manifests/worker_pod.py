@@ -18,7 +18,7 @@ from bamboo_operator.manifests.template import TOKEN_VOLUME, read_templates
 
 
 def place(spec: dict[str, Any], where: NodePlacement) -> None:
-    """Restrict a pod's spec, in place, to these nodes, in addition to its own restrictions."""
+    """Restrict a pod's spec, in place, to the nodes of `where`. The spec's own restrictions stay."""
     if where.selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **where.selector}
     asked = list(spec.get("tolerations") or ())
@@ -73,7 +73,7 @@ def worker_pool(pod: Mapping[str, Any]) -> str | None:
 
 
 def template_problems(job: JobSpec) -> list[str]:
-    """Return a sentence for each field of the job's templates that has no effect, or an insufficient one."""
+    """Return a sentence for each ignored field of the job's templates, and a warning about hostNetwork."""
     found: list[str] = []
     for reading in read_templates(job, job.node_pools):
         found += reading.problems
@@ -175,7 +175,7 @@ def owner(job: str, uid: str) -> Json:
 
 
 def about_workers(job: JobSpec, uid: str) -> Json:
-    """Return the metadata of an object that concerns all workers of the job with this uid."""
+    """Return the metadata of a NetworkPolicy or PodDisruptionBudget for the workers of the job with this UID."""
     return {
         "name": f"bamboo-{uid}",
         "namespace": job.namespace,

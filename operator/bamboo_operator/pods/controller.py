@@ -244,7 +244,7 @@ class PodController:
         self.rolling.look(view)
 
     def _look_at_quota(self, view: PodsView) -> None:
-        """Note whether the job holds quota with which it cannot begin, while its other pods wait for quota."""
+        """Note whether the job holds quota for too few workers to begin, while its other pods wait for quota."""
         phase, staying = view.status.phase, view.staying
         waits = phase in ("Pending", "Restoring") and any(map(waits_for_quota, staying.values()))
         in_vain = waits and 0 < admitted(staying) < view.wanted.fewest

@@ -91,10 +91,9 @@ def let_quota_go(view: PodsView) -> Iterator[Action]:
 
 
 def yield_quota(view: PodsView) -> Iterator[Action]:
-    """Delete all pods of a job that has given its quota back, so that other jobs can begin.
+    """Delete all pods of a job that has given its quota back; its waiting pods would take the quota again.
 
-    If the pods stayed, waiting ones would take the quota again. At other times delete waiting pods of the growth class
-    that the job needs in its first class.
+    At other times delete waiting pods of the queue's growth priority class that the job needs in the first class.
     """
     request = view.queue_request
     going = tuple(view.staying) if view.now < view.quota.until else request.outranked if request else ()
@@ -143,8 +142,8 @@ def replace_unjoined(view: PodsView) -> Iterator[Action]:
 
 
 def move_to_fallback(view: PodsView) -> Iterator[Action]:
-    """Delete a pod that finds no node for too long, one at a time. The coordinator then requests another worker, which
-    goes to a later pool.
+    """Delete one pod that has waited too long for a node. The coordinator then requests another worker, which goes to a
+    later pool.
     """
     if view.waiting_since is None:
         return
@@ -170,9 +169,10 @@ def roll(view: PodsView) -> Iterator[Action]:
 
 
 def shrink(view: PodsView) -> Iterator[Action]:
-    """Give back one worker: of a fallback pool once an earlier pool has nodes again, or beyond the wanted number.
+    """Release one worker of a fallback pool once an earlier pool has nodes again, or one beyond the wanted number.
 
-    Only a probe, the request for one more worker in an earlier pool, shows whether that pool has nodes again.
+    Only a probe, which this decision also creates, shows whether an earlier pool has nodes: a request for one more
+    worker.
     """
     if view.rolls:
         return

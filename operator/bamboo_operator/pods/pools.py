@@ -13,11 +13,11 @@ Counts = Mapping[str, int]  # pods by the name of their pool
 
 
 def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: Counts) -> NodePool | None:
-    """Return the pool of the next pod; None if every pool is full, or if the job has no pools and any node will do.
+    """Return the pool of the next pod; None if no pool may take it yet, or if the job has no pools.
 
-    The function takes the first pool with room. A pool with `after_seconds` replaces that choice once workers have
-    waited that long, because then the pools before it do not deliver. waiting_since: when the worker that has been
-    missing longest began to be missing, over all pods that were created for it; None if no worker waits.
+    This is the first pool with room. A pool with `after_seconds` replaces that choice once workers have waited that
+    long, because then the pools before it do not deliver. waiting_since: since when the longest-missing worker is
+    missing, over all pods that were created for it; None if no worker waits.
     """
     waited = 0.0 if waiting_since is None else now - waiting_since
     chosen: NodePool | None = None

@@ -80,7 +80,7 @@ def with_priority_class(pod: dict[str, Any], name: str | None) -> dict[str, Any]
 
 
 def waiting_for_quota(pods: Pods, unrequested: int) -> Iterator[StartupProblem]:
-    """Yield the problem that pods wait for quota. unrequested: the number of workers that the job requests later."""
+    """Yield one problem if pods wait for Kueue's quota. unrequested: number of workers that the job requests later."""
     queues = [_label(pod, LABEL_QUEUE) or "" for pod in pods.values() if lives(pod) and waits_for_quota(pod)]
     if queues:
         later = f"; {unrequested} more are requested once these are admitted" if unrequested else ""
@@ -114,7 +114,7 @@ class HeldQuota:
     message: str = ""
 
     def look(self, *, in_vain: bool, trains: bool, now: float) -> "HeldQuota":
-        """Return the record after a look at the job.
+        """Return the record, updated by the job's present state. trains: resets the record.
 
         in_vain: the queue has admitted too few pods, and pods of the job wait at Kueue's gate. Waiting for nodes does
         not count.
@@ -168,8 +168,8 @@ class QuotaHolders:
         self._made.pop(job, None)
 
     def lets_go(self, job: JobKey, now: float) -> bool:
-        """Return whether it is the job's turn to give its quota back. If so, forget the job, and let other jobs wait
-        SETTLE_SECONDS.
+        """Return whether it is the job's turn to give its quota back. If it is, forget the job, and make other jobs
+        wait SETTLE_SECONDS.
         """
         if now < self.settled or job != max(self._made, key=lambda key: self._made[key], default=None):
             return False

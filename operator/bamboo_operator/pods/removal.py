@@ -17,10 +17,10 @@ EXIT_SECONDS = 15.0  # for workers to end by themselves when the job is over
 
 
 def exit_seconds(pod: Mapping[str, Any], *, logging: bool) -> float:
-    """Return the seconds in which a worker that was asked to stop should exit.
+    """Return the seconds that a worker has to exit after it was asked to stop.
 
-    logging: the worker's loggers still write the rest of the history, for which they have the pod's grace period in
-    addition. If the pod were deleted now, they would have only that period.
+    logging: the worker's loggers still write the rest of the training history, so it gets the pod's grace period in
+    addition. If its pod were deleted now, it would have only that period.
     """
     return EXIT_SECONDS + grace_period(pod) if logging else EXIT_SECONDS
 

@@ -43,8 +43,8 @@ class WorkerTemplates:
     def pod(self, job: JobSpec, number: int, pool: NodePool | None, group: int = 0) -> dict[str, Any]:
         """Return the pod of the worker with this number.
 
-        pool: the template comes from the pool of this name in `job`, which may have changed. group: the pods of a group
-        have to be in the same zone, if the job asks for that.
+        pool: the worker's pool; if `job` now has another pool of that name, the template comes from there. group: the
+        pods of a group have to be in the same zone, if the job asks for that.
         """
         own = next((one for one in job.node_pools if pool is not None and one.name == pool.name), pool)
         return worker_pod(job, self._uid, number, own, self._settings, group)
@@ -89,8 +89,8 @@ class RollingChange:
         return self.record is not None and self.record.state is RolloutState.PROGRESSING
 
     def look(self, view: PodsView) -> None:
-        """Update the record from the workers' pods, and emit events about it. After a restart of the coordinator it
-        stays as it is until the coordinator knows its workers again.
+        """Update the record from the workers' pods, and emit events about it. After a restart of the coordinator the
+        record stays as it is until the coordinator knows its workers again.
         """
         if view.status.phase == "Recovering":
             return

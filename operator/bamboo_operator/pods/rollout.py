@@ -123,8 +123,8 @@ def released(record: RolloutRecord) -> RolloutRecord:
 
 
 def _lacks_one(record: RolloutRecord, view: RolloutView) -> bool:
-    """Return whether the successor of the worker that was released last is not ready yet. Workers that another operator
-    requested may have been ready before.
+    """Return whether the rollout waits for the successor of the last released worker. It does not if as many workers as
+    wanted are ready, as when another operator requested the successor.
     """
     return record.updated < record.owed and sum(w.ready for w in view.workers) < view.wanted
 

@@ -72,7 +72,7 @@ FIRST_BACKOFF, LAST_BACKOFF = 10.0, 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartBackoff:
-    """The backoff after workers that ended before they joined."""
+    """The growing pause before the operator requests workers again, after workers that ended before they joined."""
 
     rounds: int = 0  # consecutive rounds of workers that ended before they joined
     made: int = 0  # workers made so far when the newest round ended
@@ -236,10 +236,9 @@ def _waiting(container: Json) -> Json | None:
 
 
 def _why(reason: str, message: Any, image: Any) -> str:
-    """Return the kubelet's reason for a waiting container. For an image it is the last error, both during and between
-    attempts.
+    """Return why a container waits, in the kubelet's words; for an image, the error of the last attempt to pull it.
 
-    Between them the kubelet prefixes that error with its back-off; kubelets before 1.32 leave out the error.
+    Between attempts the kubelet prefixes that error with its back-off; kubelets before 1.32 leave out the error.
     """
     last_error = _BACK_OFF.sub("", str(message or ""), count=1) if reason == IMAGE else ""
     return last_error or f"{reason}: {message or image}"

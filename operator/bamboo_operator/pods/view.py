@@ -73,8 +73,8 @@ class JobPods:
             self._cluster.pod_created(pod)
 
     async def delete(self, pod: dict[str, Any]) -> None:
-        """Delete a pod, unless this was requested within DELETED_SECONDS. A pod that is gone already leaves the cache.
-        Raises RemoteError.
+        """Delete a pod, unless that was requested in the last DELETED_SECONDS. A pod that is gone already leaves the
+        cache. Raises RemoteError.
         """
         metadata, now = pod["metadata"], time.monotonic()
         self._asked = {uid: at for uid, at in self._asked.items() if now - at < DELETED_SECONDS}
@@ -151,7 +151,7 @@ class PodsView:
 
     @property
     def spec(self) -> JobSpec:
-        """The spec in force. Fields that are fixed while the job runs apply to new workers, too."""
+        """The spec in force, also for new workers: a running job does not follow edits of its fixed fields."""
         return self.demand.wanted.spec
 
     @cached_property
@@ -210,7 +210,7 @@ class PodsView:
 
     @property
     def next_pool(self) -> NodePool | None:
-        """The pool of the next pod; None if no pool has room, or the job has none."""
+        """The pool of the next pod; None if no pool may take it yet, or if the job has no pools."""
         return choose_pool(self.spec.node_pools, self.now, self.waiting_since, self.by_pool)
 
     @property

@@ -50,7 +50,7 @@ class _Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMark:
-    """A mark that announces the removal of a node: exactly one of the fields in PLACES."""
+    """A mark that announces that a node goes away (gone: is gone); exactly one of the fields in PLACES is set."""
 
     reason: Annotated[str, REASON]
     notice_seconds: Annotated[float | None, Number()] = None
@@ -62,7 +62,6 @@ class NodeMark:
 
     @property
     def mark(self) -> DisruptionMark:
-        """The mark as a `DisruptionMark`."""
         (place,) = (place for place in PLACES if getattr(self, place) is not None)
         key = self.condition.type if self.condition else getattr(self, place).key
         return DisruptionMark(self.reason, f"has the {place} {key}", None if self.gone else self.notice_seconds)

@@ -69,7 +69,7 @@ def _strongest(*signals: Signal | None) -> Signal | None:
 def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
     """Return the strongest signal of a node's taints, conditions, labels, annotations and deletion; None without any.
 
-    For a mark without a time, the notice is that of the node's own label, else that of `cloud_marks`.
+    A mark that gives no time has the notice in the node's label LABEL_NOTICE_SECONDS, else that in `cloud_marks`.
     """
     name = _metadata(node).get("name", "")
     usual = _own_seconds(node)
@@ -79,7 +79,7 @@ def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Sign
 
 
 def node_deleted_signal(name: str) -> Signal:
-    """Return the signal of a deleted node."""
+    """Return the signal that workers are lost because the node of this name was deleted."""
     return Signal(kind=SignalKind.LOST, source="NodeDeleted", message=f"node {name} was deleted")
 
 
@@ -219,7 +219,7 @@ def _signal(name: str, mark: DisruptionMark, left: float | None) -> Signal:
 
 
 def _disruption(pod: Json) -> str | None:
-    """Return the reason why a pod was or is being removed, if not for a fault of its worker; None without one."""
+    """Return why a pod was or is being removed through no fault of its worker; None otherwise."""
     metadata, status = _metadata(pod), pod.get("status") or {}
     for condition in status.get("conditions") or ():
         targeted = condition.get("type") in marks.TARGETED and condition.get("status") == "True"

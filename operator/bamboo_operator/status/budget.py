@@ -1,4 +1,4 @@
-"""Sentences about a job's budget: spent, nearly spent, or too short for its date. Pure."""
+"""Sentences about a job's budget: money spent or nearly spent, or a finishing date that the job misses. Pure."""
 
 from dataclasses import dataclass
 from datetime import datetime

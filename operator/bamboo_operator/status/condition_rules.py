@@ -128,8 +128,8 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
 
 
 def _as_many_as_pods(given: RuleInput, needed: int) -> ConditionResult:
-    """Return WorkersReady while the coordinator does not know its workers: False if pods are missing, else as
-    before.
+    """Return the condition WorkersReady while the coordinator does not know its workers: False if pods are missing,
+    else as it was written before.
     """
     existing = sum(given.pods.values())
     if given.was("Running") and existing < needed and not given.facts.unattended:

@@ -18,7 +18,7 @@ def merge_patch(new: Json, before: Json) -> dict[str, Any]:
 
 
 def either(one: Json, other: Json) -> dict[str, Any]:
-    """Return an object with the fields of both, to compute a patch when it is unknown which of the two was written."""
+    """Merge two objects, as the base of a patch when it is unknown which of them was written."""
     both = {**one, **other}
     for key in one.keys() & other.keys():
         if isinstance(one[key], Mapping) and isinstance(other[key], Mapping):
