@@ -1,4 +1,4 @@
-"""Checks that a tag is the version of all parts: of distributions, of what they ask of each other, and of the chart.
+"""Check that a release's tag is the version of all distributions, of their pins of each other, and of the chart.
 
 python .github/release_version.py v1.2.3
 """
@@ -16,7 +16,7 @@ DISTRIBUTIONS = ("core", "client", "trainer", "operator")
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Where a version is said, and which."""
+    """Yield each version in the repository, after the place that states it."""
     for folder in DISTRIBUTIONS:
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
         yield f"{folder}/pyproject.toml", project["version"]

@@ -1,8 +1,8 @@
 """Generator of the CRD in this folder, run by `make docs`. A test fails if the committed file is stale.
 
 The spec's schema is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults are in its annotations,
-descriptions below its fields, rules in `bamboo_core.job.manifest_rules`, whose functions become CEL. The status's is
-made from `bamboo_core.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
+descriptions below its fields. The functions of `bamboo_core.job.manifest_rules` become CEL rules. The status's schema
+is made from `bamboo_core.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
 """
 
 import ast
@@ -48,7 +48,7 @@ COMES_AND_GOES = "can come or go only while the job is suspended"
 
 
 def crd(frame: dict[str, Any]) -> dict[str, Any]:
-    """Return the frame with the schemas of spec and status."""
+    """Add the schemas of spec and status to the frame, which is the rest of the CRD, and return it."""
     (version,) = frame["spec"]["versions"]
     spec = object_schema(JobSpec)
     spec[VALIDATIONS] += [*_suspended_rules(JobSpec, "")]
@@ -106,7 +106,7 @@ def _field_schema(kind: type, one: ApiField) -> Schema:
 
 
 def _when_it_changes(one: ApiField) -> str:
-    """Return the end of a field's description; a rule says it of an object with fields that may change at any time."""
+    """Return the sentence on when a field may change; "" if at any time, or if a rule's message explains it."""
     if isinstance(one.form, Object) and any(Mark.FREE in inner.marks for inner in api_fields(one.form.kind)):
         return ""
     return "".join(text for mark, text in CHANGES.items() if mark in one.marks)
@@ -117,7 +117,7 @@ def _has_defaults(schema: Schema) -> bool:
 
 
 def _may_be_absent(one: ApiField) -> bool:
-    """Return whether objects may be stored without the field. A rule of the field would not see it come or go."""
+    """Return whether objects may be stored without the field. The field's own rules would not see it come or go."""
     if isinstance(one.form, Object):
         return one.form.optional
     return not one.required and stored_default(one) is None
@@ -133,7 +133,7 @@ def _rules(kind: type) -> Iterator[Schema]:
 
 
 def _kept_if_absent(fields: tuple[ApiField, ...]) -> Iterator[Schema]:
-    """Yield the rules that keep fixed fields that may be absent."""
+    """Yield an object's rules that optional fixed fields stay as they are, present or absent."""
     for one in fields:
         if Mark.FIXED in one.marks and _may_be_absent(one):
             yield {"rule": _same(one, one.name), "fieldPath": f".{one.name}", "message": CANNOT_CHANGE}
@@ -180,19 +180,19 @@ OPERATORS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """An expression in CEL. kind: the type of the object, or of the objects in the list, that it denotes."""
+    """A CEL expression. kind: the Python type of the object, or of the objects in the list, that it denotes."""
 
     text: str
     kind: type | None = None
     binds: int = PRIMARY
 
     def within(self, binds: int) -> str:
-        """Return the text, in parentheses if it binds less tightly."""
+        """Return the text, in parentheses if its precedence is below `binds`."""
         return self.text if self.binds >= binds else f"({self.text})"
 
 
 def cel(function: Callable[..., Any], *arguments: Term) -> Term:
-    """Return the CEL of a function of `manifest_rules`, or of a property, for these arguments."""
+    """Translate a function of `manifest_rules`, or a property, into CEL, with these arguments."""
     (definition,) = ast.parse(dedent(inspect.getsource(function))).body
     assert isinstance(definition, ast.FunctionDef)
     *_, last = definition.body
@@ -204,7 +204,7 @@ def cel(function: Callable[..., Any], *arguments: Term) -> Term:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """Translator of a function's expressions. outside: its module's names. names: its arguments."""
+    """A translator of a Python function's expressions into CEL. outside: its module's names. names: its arguments."""
 
     outside: Mapping[str, Any]
     names: Mapping[str, Term]
@@ -266,7 +266,7 @@ def literal(value: str | int) -> Term:
 
 
 def status_schema(hint: Any) -> Schema:
-    """Return the schema of a type annotation of the status."""
+    """Return the OpenAPI schema for a type hint of the status."""
     kind, inside = get_origin(hint) or hint, get_args(hint)
     if kind in SCALARS:
         return dict(SCALARS[kind])
@@ -294,7 +294,7 @@ def status_schema(hint: Any) -> Schema:
 
 @cache
 def descriptions(kind: type) -> dict[str, str]:
-    """Return the texts below a type's fields."""
+    """Return the description of each field of a type: the string below the field in the source."""
     (tree,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(tree, ast.ClassDef)
     found = {}

@@ -1,4 +1,4 @@
-"""The dashboard of jobs' costs and of the useful part of them."""
+"""Grafana dashboard of jobs' costs, and of the share of the paid worker time that was useful (goodput)."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import SOME_JOBS as J
@@ -18,7 +18,7 @@ def make() -> Dashboard:
 
 
 def _counted(name: str, time: str) -> str:
-    """Return the query of a cost's growth by job, as one series for each job, whichever operators exported it."""
+    """Return the query of a cost counter's growth: one series per job, even if several operators exported it."""
     return f"increase((max by (namespace, job) (bamboo_job_{name}_total{{{J}}}))[{time}:])"
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of all jobs and of the operator."""
+"""Grafana dashboard of all jobs and of the operator."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import SOME_NAMESPACES as N

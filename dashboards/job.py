@@ -1,4 +1,4 @@
-"""The dashboard of one job: progress, workers, takeovers, and the use of time and memory."""
+"""Grafana dashboard of one job: progress, workers, takeovers, and the use of time and memory."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import ONE_JOB as J
@@ -26,7 +26,7 @@ def make() -> Dashboard:
 
 
 def _job(name: str, legend: str) -> Query:
-    """Return the query of one of the job's metrics."""
+    """Return the query of the metric bamboo_job_NAME for the job shown. legend: as in `Query`."""
     return Query(f"bamboo_job_{name}{{{J}}}", legend)
 
 

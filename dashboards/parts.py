@@ -31,23 +31,23 @@ Panels = Sequence[Any]
 
 
 def increase(counter: str, window: str = "1h", *, by: str = "") -> str:
-    """Return the query of a counter's growth, summed. counter: with its selector. by: the label to group by."""
+    """Return the PromQL query of a counter's increase in a window, summed by a label. counter: with its selector."""
     return f"sum{f' by ({by}) ' if by else ''}(increase({counter}[{window}]))"
 
 
 def per_second(counter: str, *, by: str = "") -> str:
-    """Return the query of a counter's rate, summed. counter: with its selector. by: the label to group by."""
+    """Return the PromQL query of a counter's rate per second, summed by a label. counter: with its selector."""
     return f"sum{f' by ({by}) ' if by else ''}(rate({counter}[$__rate_interval]))"
 
 
 def goodput(selector: str, window: str = "1h") -> str:
-    """Return the query of the useful share of the paid worker time."""
+    """Return the PromQL query of the useful share of the paid worker time in a window. selector: of jobs."""
     useful, paid = (f"bamboo_job_{name}_worker_seconds_total{{{selector}}}" for name in ("useful", "paid"))
     return f"{increase(useful, window)} / {increase(paid, window)}"
 
 
 def quantile(share: float, buckets: str, window: str = "$__rate_interval") -> str:
-    """Return the query of a quantile. buckets: the histogram's name with _bucket and its selector."""
+    """Return the PromQL query of a histogram's quantile. buckets: the metric NAME_bucket, with its selector."""
     return f"histogram_quantile({share}, sum by (le) (rate({buckets}[{window}])))"
 
 
@@ -86,7 +86,7 @@ def graph(
 def number(
     title: str, text: str, unit: str, query: str, *, width: int = 4, steps: Sequence[tuple[float | None, str]] = ()
 ) -> stat.Panel:
-    """Return a panel of one number. steps: the values from which on a colour applies; the first is None."""
+    """Return a panel of one number. steps: each colour with the lowest value that it applies to; None for the first."""
     reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().title(title).description(text).unit(unit).datasource(SOURCE).span(width).height(4)
     panel = panel.reduce_options(reduce).color_mode(common.BigValueColorMode.VALUE)
@@ -98,7 +98,7 @@ def number(
 
 
 def words(title: str, text: str, *queries: Query, width: int = 8) -> stat.Panel:
-    """Return a panel of the names of the series that exist, such as a state."""
+    """Return a panel that shows as text the legends of the series that exist, such as a state."""
     reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().title(title).description(text).unit("none").datasource(SOURCE).span(width).height(4)
     panel = panel.reduce_options(reduce).text_mode(common.BigValueTextMode.NAME).no_value("none")
@@ -108,7 +108,7 @@ def words(title: str, text: str, *queries: Query, width: int = 8) -> stat.Panel:
 
 
 def warm(title: str, text: str, unit: str, expr: str, *, width: int = 12) -> heatmap.Panel:
-    """Return a heatmap over time. expr: a query of increases by le."""
+    """Return a heatmap over time. expr: the query of a histogram's increases by bucket (`le`)."""
     panel = heatmap.Panel().title(title).description(text).unit(unit).datasource(SOURCE).span(width).height(HEIGHT)
     panel = panel.calculate(False).y_axis(heatmap.YAxisConfig().unit(unit))
     target = prometheus.Dataquery().expr(expr).ref_id("A").datasource(SOURCE).range().legend_format("{{le}}")
@@ -162,8 +162,8 @@ def _annotation(name: str, colour: str, expr: str, title: str) -> d.AnnotationQu
 def build(
     uid: str, title: str, text: str, rows: Sequence[tuple[str, Panels]], *, job: bool = True, several: bool = True
 ) -> dashboard.Dashboard:
-    """Return a dashboard. rows: heading and panels. job: it has a variable for the job. several: variables take several
-    values.
+    """Return a dashboard that is filtered by namespace. rows: headings and panels. job: it is filtered by job, too.
+    several: each filter takes several values.
     """
     selector = ONE_JOB if job and not several else SOME_JOBS if job else SOME_NAMESPACES
     board = d.Dashboard(title).uid(uid).description(text).tags(["bamboo"]).readonly().timezone("browser")
