@@ -1,9 +1,9 @@
-"""Builds the documentation site from the Markdown files of the repository.
+"""Build the documentation site from the Markdown files of the repository.
 
 `python docs/build_site.py FOLDER` writes it to FOLDER. The pages are those of docs/, in the order of mkdocs.yml. Files
 outside docs/ that a page links to become pages, too: Markdown as it is, source files as a block of code, folders as a
-list of their files. So the site needs no address of a repository, and it loads nothing from another host. References
-that are long in full are generated for the site; the committed pages are short.
+list of their files. So the site needs no address of a repository, and it loads nothing from another host. The generated
+references are complete on the site; the committed pages are short.
 """
 
 import argparse
@@ -30,12 +30,12 @@ CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
 def sources() -> list[Path]:
-    """The files of docs/ that the site shows; the programs beside them are left out."""
+    """Return the files of docs/ that the site shows: all but the Python programs."""
     return [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file() and path.suffix != ".py"]
 
 
 def place(source: Path) -> PurePosixPath:
-    """The path in the site's docs/ of a file or folder of the repository."""
+    """Return the path, below the site's docs/, of the page for a file or folder of the repository."""
     path = PurePosixPath(source.relative_to(ROOT).as_posix())
     if path.parts[0] == "docs":
         return PurePosixPath(*path.parts[1:])
@@ -45,7 +45,7 @@ def place(source: Path) -> PurePosixPath:
 
 
 class Staging:
-    """The pages that the generator reads; those outside docs/ are added as links to them are found."""
+    """The folder of pages that the site generator reads. Files outside docs/ are added when a page links to them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,7 +67,7 @@ class Staging:
             shutil.copyfile(source, target)
 
     def _page(self, source: Path) -> str:
-        """The text of a page, whose links lead to places of the site."""
+        """Return a page's Markdown with its links changed to paths of the site, and add the pages that it links to."""
         parts = CODE.split(_text(source))
         return "".join(
             part if CODE.fullmatch(part) else LINK.sub(lambda m: self._link(source, m[1]), part) for part in parts
@@ -93,7 +93,7 @@ class Staging:
 
 
 def _text(source: Path) -> str:
-    """Return the text of a page, of a generated reference in full."""
+    """Return a page's Markdown; for a generated reference, the complete version."""
     if source.parent == ROOT / "docs" and source.name in GENERATED:
         generator = runpy.run_path(str(ROOT / "docs" / GENERATED[source.name]))
         if source.name == "api.md":
@@ -109,7 +109,7 @@ def _code_page(source: Path) -> str:
 
 
 def build(output: Path) -> None:
-    """Writes the site, and ends with the generator's messages if a link or an anchor leads nowhere."""
+    """Write the site to a folder, replacing it. Raises SystemExit with the messages about links that lead nowhere."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")

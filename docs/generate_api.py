@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the CRD: `make docs`. A test fails if the committed page is stale.
+"""Generate docs/api.md from the CRD (`make docs`). A test fails if the committed page is stale.
 
 The committed page describes the fields of `spec` and names those of `status`; the page of the site describes all.
 """
@@ -46,7 +46,7 @@ a field that cannot change, create a new job.
 
 
 def page(crd: Schema, whole: bool = False) -> str:
-    """Return the page, on which only that of the site (whole) describes the fields of the status."""
+    """Return the page in Markdown. whole: for the site, which also describes the fields of the status."""
     names, version = crd["spec"]["names"], crd["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     words = {"kind": names["kind"], "group": crd["spec"]["group"], "version": version["name"]}
@@ -59,7 +59,7 @@ def page(crd: Schema, whole: bool = False) -> str:
 
 
 def _names(path: str, schema: Schema) -> Iterator[str]:
-    """Yield a line with the names of the fields of each object."""
+    """Yield a list item for each object, with the names of its fields."""
     yield f"- `{path}`: {', '.join(f'`{name}`' for name in schema['properties'])}"
     for name, field in schema["properties"].items():
         inner = field.get("items", field)
@@ -68,9 +68,9 @@ def _names(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _sections(path: str, schema: Schema) -> Iterator[str]:
-    """One for each object with fields: the outer one first, then those inside in the order of the schema.
+    """Yield a section for each object with fields: the outer one first, then those inside in the order of the schema.
 
-    A field's description is in the table of the object that has the field, so only the outermost are said here.
+    An inner object's description is in the table of the object that holds it; only the outermost one's is added here.
     """
     lines = [f"{'#' * (2 if '.' not in path else 3)} {path}", ""]
     lines += [schema["description"], ""] if "." not in path else []
@@ -94,7 +94,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _rules(path: str, rules: Sequence[Schema]) -> Iterator[str]:
-    """One line for each message, with the fields that it is about."""
+    """Yield a list item for each rule's message, with the fields that it is about."""
     fields: dict[str, list[str]] = {}
     for rule in rules:
         fields.setdefault(rule["message"], []).append(f"`{path}{rule.get('fieldPath', '')}`")

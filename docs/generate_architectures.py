@@ -1,7 +1,7 @@
-"""Compares models of transformers, split into layers, with themselves, and writes the table of docs/huggingface.md:
-`make architectures`, which needs transformers and takes a minute.
+"""Compare transformers' models, split into layers for Bamboo, with the whole models, and write the table of
+docs/huggingface.md: `make architectures`, which needs transformers and takes a minute.
 
-Each family has the small size that the tests give it. Raises AssertionError if one does not agree.
+Each family of models has the small size of the tests. Raises AssertionError if layers and model differ.
 """
 
 import sys
@@ -53,7 +53,7 @@ def row(family: str) -> str:
 
 
 def compared(config: dict[str, Any], objective: Objective) -> float:
-    """The largest difference of two gradients. The logits and which parameters have gradients must be the same."""
+    """Return the largest difference between a gradient of the layers and of the model; assert that logits are equal."""
     task = huggingface.build(config)
     layers, model = both(task, config)
     inputs, (target,) = task.dataset.batch([1, 5, 7])
@@ -90,7 +90,7 @@ def apart(config: dict[str, Any]) -> bool:
 
 
 def goes_round(config: dict[str, Any]) -> bool:
-    """Return whether `from_pretrained` of an export gives the same logits."""
+    """Return whether a model that is exported, and read with `from_pretrained`, gives the layers' logits."""
     task = huggingface.build(config)
     layers = layers_of(task)
     inputs, _ = task.dataset.batch([3, 4])
@@ -109,7 +109,7 @@ def goes_round(config: dict[str, Any]) -> bool:
 
 
 def both(task: Task, config: dict[str, Any]) -> tuple[list[nn.Module], nn.Module]:
-    """The layers and the whole model, with the same values, in eval mode."""
+    """Return the layers and the whole model, with the same values, in eval mode."""
     layers = layers_of(task)
     model = huggingface.NamedModel.read(config).make()
     assert not model.load_state_dict(state_of(layers), strict=False).missing_keys

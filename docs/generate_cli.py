@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands' own help: `make docs`. A test fails if the committed page is stale.
+"""Generate docs/cli.md from the commands' own help (`make docs`). A test fails if the committed page is stale.
 
 The committed page names each command's options; the page of the site has the whole help.
 """
@@ -198,7 +198,7 @@ def explained_above(text: str, shared: Mapping[str, str]) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> list[str]:
-    """Return names of options for a list, in which the options of the cluster are one entry."""
+    """Return the names of options, with the three cluster options as one entry if all of them are there."""
     if not set(OF_ALL) <= set(names):
         return list(names)
     return [*(name for name in names if name not in OF_ALL), "those of the cluster"]

@@ -1,4 +1,4 @@
-"""Writes the lists in docs/metrics.md from the catalogues of metrics: `make docs`. A test fails if one is stale.
+"""Generate the lists in docs/metrics.md from the catalogue of metrics (`make docs`). A test fails if one is stale.
 
 The committed page names the metrics with their labels; the page of the site explains each in a table.
 """
@@ -35,7 +35,7 @@ SECTIONS = (
 
 
 def page(text: str, whole: bool = False) -> str:
-    """Return the page with its lists, for the site tables, written anew; everything else stays."""
+    """Return the page's text with new lists of metrics. whole: tables with explanations, for the site."""
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert end, f"{PAGE.name} lacks the comments between which the metrics belong"
@@ -56,7 +56,7 @@ def _section(title: str, prefix: str, text: str, whole: bool) -> Iterator[str]:
 
 
 def _marks(metric: Metric) -> str:
-    """The labels of a metric, and whether it is a histogram, in brackets."""
+    """Return a metric's labels, and "histogram" if it is one, in brackets; "" if there is nothing to say."""
     labels = [f"`{label}`" for label in metric.labels if label not in ("namespace", "job")]
     marks = [*labels, *(["histogram"] if metric.kind is MetricKind.HISTOGRAM else [])]
     return f" ({', '.join(marks)})" if marks else ""

@@ -1,5 +1,5 @@
-"""Writes the table of notices in docs/troubleshooting.md from what the code knows: `make docs`. A test fails if it is
-stale, and another one tries every mark in it.
+"""Generate the table of preemption notices in docs/troubleshooting.md from `cloud_marks` (`make docs`). A test fails if
+it is stale, and another one tries every mark in it.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ Mark = tuple[str, str]  # where it stands, and its text
 
 
 def page(text: str) -> str:
-    """The page with its table written anew; everything else stays."""
+    """Return the page's text with a new table; everything else stays."""
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert end, f"{PAGE.name} lacks the comments between which the table belongs"
@@ -56,7 +56,7 @@ def _table() -> Iterator[str]:
 
 
 def _marks() -> Iterator[tuple[str, float | None, str, str]]:
-    """Source, seconds of notice, place and text of each mark."""
+    """Yield the source, seconds of notice, place and text of each mark."""
     for key, mark in marks.TAINTS.items():
         yield mark.source, mark.seconds, "taint", key
     for place, table in (

@@ -1,4 +1,4 @@
-"""Writes docs/python-api.md from the docstrings of what a model's author uses: `make docs`. Tested for staleness.
+"""Generate docs/python-api.md from the docstrings of what a model's author imports (`make docs`). Tested for staleness.
 
 The committed page has the whole docstring of `Task` and the first paragraphs of others; the page of the site has all.
 """
@@ -88,7 +88,7 @@ def _module(name: str, names: tuple[str, ...], whole: bool) -> Iterator[str]:
 
 
 def _first(text: str) -> str:
-    """The first paragraph."""
+    """Return the first paragraph of a docstring."""
     return text.partition("\n\n")[0].rstrip() + "\n"
 
 
@@ -106,7 +106,7 @@ def _found(module: ModuleType, tree: ast.Module, name: str) -> ast.stmt:
 
 
 def _described(node: ast.stmt) -> Iterator[str]:
-    """Its signature as it is written, and its docstring."""
+    """Yield a definition's signature, its docstring, and for a class each public method's docstring."""
     yield f"```python\n{_signature(node)}\n```\n"
     match node:
         case ast.ClassDef():
@@ -142,7 +142,7 @@ def _public(name: str) -> bool:
 
 
 def _words(node: ast.ClassDef | ast.FunctionDef) -> str:
-    """The docstring; lines that say what a parameter is ("name: ...") become a list."""
+    """Return the docstring as Markdown: lines that begin with a parameter ("name: ...") become a list."""
     lines: list[str] = []
     for line in (ast.get_docstring(node) or "").splitlines():
         head, colon, _ = line.partition(": ")

@@ -1,6 +1,6 @@
-"""Makes the pictures in docs/images: a real run of the quickstart loses a worker and has another one leave.
+"""Make the pictures in docs/images: the job page of a real quickstart run in which one worker is lost and one leaves.
 
-    python docs/screenshots.py [FOLDER]
+python docs/screenshots.py [FOLDER]
 
 Needs Chromium. The pages are those of the run; nothing is made up.
 """
@@ -29,7 +29,7 @@ SECONDS = 600.0
 
 
 class Newest:
-    """The newest status of a run, and the way to stop it."""
+    """A view of a run that keeps the newest status, and can stop the run."""
 
     def __init__(self) -> None:
         self.status_now: Status | None = None

@@ -46,7 +46,7 @@ PORT: Final = 16_006
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a training. batch: samples in a step. length: tokens in a sample."""
+    """The size of a training run. batch: samples in a step. length: tokens in a sample."""
 
     steps: int = 60
     batch: int = 4
@@ -54,7 +54,7 @@ class Size:
 
     @property
     def kills(self) -> list[tuple[int, int]]:
-        """Step and stage; every fourth is the root."""
+        """The step and the stage of each kill. Every fourth one hits stage 0, whose owner is the root."""
         return [((4 * n + 6) * self.steps // 60, (3 * n + 1) % 4) for n in range(KILLS)]
 
     @property
@@ -63,7 +63,7 @@ class Size:
 
 
 def job(folder: Path, size: Size) -> dict[str, Any]:
-    """32.6 million parameters in 11 layers on four stages, and one worker that stands by."""
+    """Return the manifest: 32.6 million parameters in 11 layers on four stages, and one standby worker."""
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
@@ -100,7 +100,7 @@ def job(folder: Path, size: Size) -> dict[str, Any]:
 
 
 def documents() -> Iterator[tuple[str, str]]:
-    """Name and text; in an order that has nothing to do with what they are about."""
+    """Yield the name and text of each document, in an order that does not depend on their contents."""
     places = [(Path(sysconfig.get_paths()["stdlib"]), (".py",)), (Path("/usr/share/doc"), (".gz", ".txt", ".md", ""))]
     places.append((Path("/usr/share/man"), (".gz",)))
     found = [
@@ -122,7 +122,7 @@ def documents() -> Iterator[tuple[str, str]]:
 
 
 def write_texts(folder: Path) -> None:
-    """One JSON object a line; one document of twenty is kept back for the evaluation."""
+    """Write train.jsonl and validation.jsonl, one JSON object per line; one document of twenty is for validation."""
     total = {"train": 0, "validation": 0}
     files = {name: (folder / f".{name}.jsonl").open("w") for name in total}
     for number, (name, text) in enumerate(documents()):
@@ -138,7 +138,7 @@ def write_texts(folder: Path) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Pairs of bytes that are often together, as GPT-2's."""
+    """Train a byte-level BPE tokenizer, as GPT-2's, on train.jsonl, and write tokenizer.json."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -178,7 +178,7 @@ def bamboo(*arguments: str) -> list[str]:
 
 
 def train(folder: Path, size: Size) -> None:
-    """Both runs at the same time, and a line of progress every half a minute."""
+    """Run both trainings at the same time, and print their progress every half a minute."""
     running = {}
     kills = [f"at:{step}:{stage}" for step, stage in size.kills]
     for name, losses in zip(RUNS, ([], kills), strict=True):
@@ -245,7 +245,7 @@ def report(folder: Path) -> None:
 
 
 def drawing(folder: Path, size: Size) -> str:
-    """An SVG: the losses of both runs, what they evaluate to, and when workers were killed."""
+    """Return an SVG with both runs' losses, their evaluations, and the steps at which workers were killed."""
     width, height, left, bottom = 860, 420, 60, 50
     curves = {name: steps(folder, name) for name in RUNS}
     values = [r.loss for r in curves["undisturbed"] if r.loss is not None]
