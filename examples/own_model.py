@@ -1,6 +1,6 @@
-"""A model of one's own, in one file: a small Transformer learns to sort digits (docs/models.md).
+"""Your own model in one file: a small Transformer learns to sort digits (docs/models.md).
 
-    bamboo run examples/own-model.yaml
+bamboo run examples/own-model.yaml
 
 `build` is what the manifest's task.entrypoint names: own_model:build.
 """
@@ -19,7 +19,7 @@ DIGITS = 10
 
 
 class Digits:
-    """Sample i: digits drawn from a generator of its own, seeded with i; the target is the same digits in order."""
+    """A dataset: sample i is random digits from a generator seeded with i; its target is the same digits, sorted."""
 
     def __init__(self, samples: int, length: int) -> None:
         self.samples, self.length = samples, length
@@ -34,7 +34,7 @@ class Digits:
 
 
 class Embedding(nn.Module):
-    """int64 [batch, length] -> [batch, length, width]."""
+    """Token and position embeddings: int64 [batch, length] -> [batch, length, width]."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """[batch, length, width] -> logits [batch, length, 10]."""
+    """The output layer: [batch, length, width] -> logits [batch, length, 10]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Head(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Raises ValueError, in a sentence for the user, for a config that cannot be."""
+    """Return the task for a manifest's config. Raises ValueError, with a sentence for the user, if it is invalid."""
     known = {"width": 64, "blocks": 3, "length": 12, "samples": 50_000, "learningRate": 3e-3, "dropout": 0.1}
     if unknown := sorted(config.keys() - known.keys()):
         raise ValueError(f"unknown key {unknown[0]!r}, expected some of {', '.join(known)}")
@@ -88,12 +88,12 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def loss(outputs: Parts, targets: Parts) -> Tensor:
-    """The mean over the microbatch, as Bamboo expects it."""
+    """Return the mean cross-entropy over the microbatch, as Bamboo expects it."""
     return F.cross_entropy(outputs[0].flatten(0, 1), targets[0].flatten())
 
 
 def optimizer(rate: float, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """Matrices decay, vectors do not. Each stage asks for one, over its own parameters; a group may come out empty."""
+    """Return AdamW for one stage's parameters, with weight decay for matrices only. A stage may have no matrices."""
     pairs = list(named)
     groups = [
         {"params": [p for _, p in pairs if p.dim() >= 2], "weight_decay": 0.1},
@@ -103,5 +103,5 @@ def optimizer(rate: float, named: Iterable[tuple[str, nn.Parameter]]) -> torch.o
 
 
 def learning_rate(rate: float, step: int) -> float:
-    """A short warm-up. Pure: every worker asks for itself."""
+    """Return a step's learning rate: a short warm-up, then constant. Pure, because every worker calls it."""
     return rate * min(1.0, (step + 1) / 20)

@@ -12,7 +12,7 @@ from bamboo_trainer.task import Parts, Task
 
 
 class Block(nn.Module):
-    """[batch, length, width] with a mask [batch, length] of what counts -> {"hidden": the same shape}."""
+    """A Transformer block: [batch, length, width], mask [batch, length] of what counts -> {"hidden": same shape}."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Counter(nn.Module):
-    """A model that counts how often the first digit comes in the sequence: it returns logits of 0, 1, 2 and so on."""
+    """A model that counts how often a sequence's first digit occurs in it: logits of the counts 0 to length."""
 
     def __init__(self, width: int, blocks: int, length: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def optimizer(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimize
 
 
 def sequences(count: int, length: int) -> TensorDataset:
-    """Digits of which the first few count, which these are, and the answer."""
+    """Return a dataset of digits, a mask of the first few, which count, and how often the first digit is among them."""
     generator = torch.Generator().manual_seed(0)
     digits = torch.randint(0, 10, (count, length), generator=generator)
     mask = torch.arange(length) < torch.randint(1, length + 1, (count, 1), generator=generator)

@@ -1,6 +1,6 @@
-"""ResNet as published, 152, 101 and 50, in one file: convolutions and BatchNorm, on made-up images (docs/models.md).
+"""ResNet-152, 101 and 50 as published, in one file: convolutions and BatchNorm, on made-up images (docs/models.md).
 
-    bamboo run examples/resnet.yaml --preempt at:10:1 --verify
+bamboo run examples/resnet.yaml --preempt at:10:1 --verify
 
 Put a dataset of your own in the place of `Images`.
 """
@@ -19,7 +19,7 @@ BLOCKS = {"152": (3, 8, 36, 3), "101": (3, 4, 23, 3), "50": (3, 4, 6, 3), "tiny"
 
 
 class Images:
-    """Sample i: noise, drawn from a generator of its own; its class makes one colour brighter."""
+    """A dataset: sample i is noise from a generator seeded with i; its class i % classes makes one colour brighter."""
 
     def __init__(self, samples: int, side: int, classes: int) -> None:
         self.samples, self.side, self.classes = samples, side, classes
@@ -35,7 +35,7 @@ class Images:
 
 
 class Stem(nn.Module):
-    """[batch, 3, side, side] -> [batch, width, side / 4, side / 4]."""
+    """The first convolution and pooling: [batch, 3, side, side] -> [batch, width, side / 4, side / 4]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Stem(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """[batch, channels, h, w] -> [batch, 4 * inner, h / stride, w / stride]."""
+    """A residual bottleneck block: [batch, channels, h, w] -> [batch, 4 * inner, h / stride, w / stride]."""
 
     def __init__(self, channels: int, inner: int, stride: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Bottleneck(nn.Module):
 
 
 class Head(nn.Module):
-    """[batch, channels, h, w] -> logits [batch, classes]."""
+    """Average pooling and the output layer: [batch, channels, h, w] -> logits [batch, classes]."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()

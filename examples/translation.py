@@ -1,9 +1,9 @@
 """GNMT-16 as published, in one file: LSTMs with attention, on made-up sentences (docs/models.md).
 
-    bamboo run examples/translation.yaml --preempt at:10:2 --verify
+bamboo run examples/translation.yaml --preempt at:10:2 --verify
 
-The layers pass on tuples. Those that read: their output so far, the mask of the source's words, and `before`, the
-target's words, each one place later. Those that write: their output so far (written), and what the attention found.
+The encoder's layers pass on their output, the mask of the source's words, and `before`: the target, shifted right by
+one. The decoder's layers pass on their output (written) and the attention's context (found).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ SIZES = {"16": (32000, 1024, 8, 50), "tiny": (31, 8, 3, 7)}  # words, width, lay
 
 
 class Pairs:
-    """Sample i: a sentence, drawn from a generator of its own, and its translation: backwards, with other words.
+    """A dataset: sample i is a sentence from a generator seeded with i; its translation is backwards, with other words.
 
-    Inputs: the source, and the target one place later, begun by 1. Targets: the target. All are int64 [samples,
+    Inputs: the source, and the target shifted right by one, begun by 1. Targets: the target. All are int64 [samples,
     length], padded with 0.
     """
 
@@ -47,7 +47,7 @@ class Pairs:
 
 
 class Source(nn.Module):
-    """(source int64 [batch, source], before) -> (embedded [batch, source, width], mask [batch, source], before)."""
+    """The embedding: (source int64 [batch, source], before) -> (embedded [batch, source, width], mask, before)."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Source(nn.Module):
 
 
 class Reader(nn.Module):
-    """(x [batch, source, width], mask, before) -> the same. The first one reads in both directions."""
+    """An encoder LSTM: (x [batch, source, width], mask, before) -> the same. The first one is bidirectional."""
 
     def __init__(self, width: int, number: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Reader(nn.Module):
 
 
 class AttentiveWriter(nn.Module):
-    """The first layer that writes. Its output queries normalized additive (Bahdanau) attention over what was read.
+    """The first decoder layer: its output queries normalized additive (Bahdanau) attention over the encoder's output.
 
     (read [batch, source, width], mask, before [batch, target]) -> (written, found), both [batch, target, width].
     """
@@ -98,7 +98,7 @@ class AttentiveWriter(nn.Module):
 
 
 class Writer(nn.Module):
-    """(written, found), both [batch, target, width] -> the same."""
+    """A further decoder layer, an LSTM: (written, found), both [batch, target, width] -> the same."""
 
     def __init__(self, width: int, number: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Writer(nn.Module):
 
 
 class Head(nn.Module):
-    """(written, found) -> logits [batch, target, words]."""
+    """The output layer: (written, found) -> logits [batch, target, words]."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def loss(outputs: Parts, targets: Parts) -> Weighted:
-    """Return the sum over the words that count, and their number: the step's loss is the mean over its whole batch."""
+    """Return the summed loss of the words that count, and their number: the step's loss is the mean over its batch."""
     logits, words = outputs[0].flatten(0, 1), targets[0].flatten()
     summed = F.cross_entropy(logits, words, ignore_index=FILL, label_smoothing=0.1, reduction="sum")
     return Weighted(summed, (words != FILL).sum())
