@@ -53,8 +53,8 @@ class TaskName(StrEnum):
 
 
 def manifest(task: TaskName, stages: int, microbatches: int, steps: int, *, mode: str, standby: int = 0) -> Any:
-    """Return a manifest. gpt: the quickstart's model. emulated: 10 ms per forward and 20 ms per backward of each
-    stage.
+    """Return a job's manifest. task: gpt is the quickstart's model; emulated sleeps 10 ms per forward and 20 ms per
+    backward of each stage. mode: of redundancy.
     """
     layers = max(2, stages - 1) * stages  # also divisible among one stage fewer
     configs: dict[TaskName, tuple[str, dict[str, Any]]] = {
@@ -135,7 +135,7 @@ def children(pid: int) -> list[int]:
 
 @asynccontextmanager
 async def lab() -> AsyncIterator[Lab]:
-    """Yield a lab. No process of it remains afterwards, even after an error."""
+    """Open a lab for the block. Afterwards, even after an error, none of its processes is left."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, asyncio.current_task())
     with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder:

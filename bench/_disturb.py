@@ -23,9 +23,9 @@ WORK = ("Forward", *BACKWARDS, "BackwardRest", "BackwardWeight")
 
 @dataclass(slots=True)
 class Disturbance:
-    """A worker's loss, in seconds of the monotonic clock. calm: the median undisturbed step before it.
+    """A worker's loss, with the times until its cell is taken over (monotonic clock).
 
-    anew: the step began anew on another grid, so that no worker took the cell over.
+    calm: seconds of the median undisturbed step before. anew: the step began anew on another grid, without a takeover.
     """
 
     victim: WorkerId
@@ -50,8 +50,8 @@ class Taker:
     healed.
 
     There is one moment in each of `count` equal parts of a step, in random order, so that no run has more late losses
-    than another. A killed worker's replacement starts two steps later, as a node takes longer than that to come: all
-    workers are on one machine here, and a start takes a core.
+    than another. A killed worker's replacement starts only two steps later, as on a new node: here its start would take
+    a core from the other workers.
     """
 
     job: Job
@@ -165,7 +165,7 @@ async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: 
 
 
 def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
-    """Return the figures of a kill, in milliseconds.
+    """Return the figures of a kill, in milliseconds. The heir is the cell's new owner.
 
     caught up: the heir has finished the last forward or backward of the open steps that the victim had finished. work,
     idle: of the heir, from the plan until it is done with the cell's step; tail: from then until the commit. If the

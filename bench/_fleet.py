@@ -32,7 +32,7 @@ LAG_SECONDS = 0.05
 
 
 class Fleet:
-    """All stand-in workers. plays: jobs by name. late: seconds of the longest delay of this process's event loop."""
+    """The kubelet and all stand-in workers. plays: jobs by name. late: seconds of the event loop's longest delay."""
 
     def __init__(self, api: Api, plays: dict[str, Play]) -> None:
         self._api, self.plays = api, plays
@@ -116,8 +116,8 @@ class Fleet:
         return token
 
     async def _write(self, pod: Json, phase: str, state: Json, address: str) -> None:
-        """Write the pod's status. state: of its container. Only a later state may have `$patch: replace`, with which
-        the API server would drop a first state.
+        """Write the pod's status. state: its container's, with `$patch: replace` unless it is the first one, which the
+        API server would drop.
         """
         running = str(phase == "Running")
         container = {

@@ -27,7 +27,7 @@ LATER_SECONDS = 0.5  # a replacement comes later than the loss, or no worker wou
 
 
 def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
-    """Return a manifest. grid: None if the coordinator chooses the grid, for at most `workers` workers."""
+    """Return a job's manifest; its layers sleep. grid: None if the coordinator chooses it, for at most `workers`."""
     document: dict[str, Any] = {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
@@ -49,7 +49,7 @@ def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
 
 
 def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool = False) -> Trace:
-    """Return a trace with each number of nodes for `seconds`. Where a number repeats, a node is lost and replaced."""
+    """Return a trace of these numbers of nodes, `seconds` each. Where a number repeats, a node is lost and replaced."""
     changes: list[NodeChange] = []
     live: list[str] = []
     made = 0

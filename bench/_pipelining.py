@@ -32,7 +32,7 @@ NORMS = 4  # steps whose gradient norm is computed without clipping
 
 
 class TorchSchedule(StrEnum):
-    """torch's schedules. ZB1P: ScheduleInterleavedZeroBubble, one stage per rank. ZBV: two of half the size."""
+    """torch's schedules. ZB1P: ScheduleInterleavedZeroBubble, one stage per rank. ZBV: two stages of half the size."""
 
     ONE_F_ONE_B = "1F1B"
     ZB1P = "ZB1P"
@@ -57,7 +57,7 @@ def run(manifest: dict[str, Any], rank: int, folder: str, schedule: str) -> Any:
 
     These are the losses (on the last stage's rank), the ends of the steps, the CPU time until then, the squared norms
     of this rank's gradients (of the first steps, or of all with clipping), and the most microbatches whose activations
-    it keeps, in units of all its layers. folder: where the ranks meet.
+    it keeps, in units of all its layers. folder: shared by all ranks, for their rendezvous.
     """
     torch.set_num_threads(1)
     spec = parse_manifest(manifest)

@@ -1,5 +1,5 @@
 """The test cluster's real control plane with many fake nodes, and the operator's calls to it. There are no kubelets:
-`_fleet` plays for all nodes and pods. The API server audits the operator's requests.
+`_fleet` acts for all nodes and pods. The API server audits the operator's requests.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ NODE_REPORT_SECONDS = 300.0  # seconds between a kubelet's writes of an unchange
 
 
 class Plane(ControlPlane):  # type: ignore[misc]
-    """A control plane without the limits for small clusters. Nodes may be silent for a day, so leases add no load."""
+    """A control plane without the limits for small clusters. Nodes may be silent for a day, so they renew no leases."""
 
     async def _spawn(self, name: str, *flags: str) -> None:
         await super()._spawn(name, *flags, *self._more().get(name, ()))
@@ -86,7 +86,7 @@ class Plane(ControlPlane):  # type: ignore[misc]
         return {name: child.pid for name, child in self.children.items()}
 
     def calls(self, since: float, until: float) -> Counter[tuple[str, str]]:
-        """Count the operator's requests by (client: its own or kopf's, request); times are of time.time()."""
+        """Count the operator's requests between two time.time(), by client ("operator" or "kopf") and by request."""
         counts: Counter[tuple[str, str]] = Counter()
         for entry in map(json.loads, self.audit.read_text().splitlines()):
             watch = entry["verb"] == "watch"

@@ -44,7 +44,7 @@ class Recorder(Follower):
 
 
 def read(folder: Path) -> list[Done]:
-    """Return the instructions that all workers have finished, by time of ending."""
+    """Return the instructions that all workers have finished, in the order of their ends."""
     found = []
     for path in folder.glob("*.record"):
         for line in path.read_text().splitlines(keepends=True):

@@ -55,7 +55,7 @@ class Counter:
 
 
 def dated(rows: list[list[str]]) -> Trace:
-    """Read a recording with dates. Where timestamps go back a little, the order of the lines counts."""
+    """Read a recording with dates. A timestamp that goes back counts as the latest one before it."""
     counter, now = Counter(""), 0.0
     stamps = [datetime.strptime(f"{day} {clock}", "%Y-%m-%d %H:%M:%S") for day, clock, _ in rows]
     for stamp, row in zip(stamps, rows, strict=True):

@@ -74,7 +74,9 @@ class Scene:
         self._next = 0
 
     async def start(self) -> Json:
-        """Start all jobs in waves, each once all earlier jobs run, and wait until the last one runs."""
+        """Start all jobs in waves, each once all earlier jobs run, and wait until all run. Returns the figures of that
+        time.
+        """
         async with self.window() as window:
             names = list(self.plays)
             for first in range(0, len(names), self.size.wave):
@@ -228,9 +230,7 @@ async def scene(folder: Path, size: Size, rng: random.Random) -> AsyncIterator[S
 
 
 async def _namespace(api: Api, name: str) -> None:
-    """Create the namespace with its default ServiceAccount, without which no pod is admitted. (No pod here mounts its
-    Secret.)
-    """
+    """Create the namespace, and wait for its default ServiceAccount, without which no pod is admitted."""
     await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     await _account(api, name)
 

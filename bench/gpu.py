@@ -4,8 +4,8 @@
     python bench/gpu.py --small --minutes 2        # tiny sizes: whether all works, not how fast
 
 Prints one JSON object, and its progress on standard error. It trains Llama 3.2 1B in bf16, with fewer blocks on a small
-GPU, and a small Llama on CPUs; a single GPU is shared by its workers. Measurements without time are named in
-`left_out`.
+GPU, and a small Llama on CPUs; a single GPU is shared by its workers. `left_out` names the
+measurements for which no time was left.
 
     throughput     tokens per second of one plain PyTorch process and of one and several workers, eager and compiled
     modes          a step with each redundancy mode, over one without
@@ -161,7 +161,7 @@ def steps_of(handle: bamboo.JobHandle, sizes: Sizes) -> list[tuple[float, float]
 
 
 def train(job: bamboo.Job, sizes: Sizes, seconds: float) -> Figures:
-    """Train a job for `seconds`, and return the figures of its counted steps."""
+    """Train a job until enough steps count, and return their figures. Raises TimeoutError after `seconds`."""
     end = time.monotonic() + seconds
     with job.run(page=False) as handle:
         reach(handle, lambda now: now.step >= sizes.warmup + sizes.least, end)
@@ -171,8 +171,8 @@ def train(job: bamboo.Job, sizes: Sizes, seconds: float) -> Figures:
 
 
 def reach(handle: bamboo.JobHandle, met: Callable[[JobProgress], bool], end: float) -> None:
-    """Wait until the job's progress meets a condition. Raises TimeoutError, and BambooError if the job fails
-    meanwhile.
+    """Wait until the job's progress meets a condition. Raises TimeoutError after `end`, RuntimeError if the job
+    completes before, and BambooError if it fails.
     """
     while not met(handle.progress):
         try:
@@ -189,7 +189,7 @@ def measured(sizes: Sizes, seconds: list[float]) -> Figures:
 
 
 def train_plainly(document: Any, sizes: Sizes, compiled: bool, seconds: float) -> Figures:
-    """Train the job in plain PyTorch: in one process, without anything that makes bits independent of the grid."""
+    """Train the job in one plain PyTorch process, whose bits depend on the grid; return figures as `train` does."""
     end, times = time.monotonic() + seconds, list[float]()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)  # as in a worker

@@ -50,8 +50,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A model, and the nodes that it gets: recorded ones, or generated ones of which each is taken away within an hour
-    with probability `rate`.
+    """A model and its nodes: a recording of nodes, or generated ones, each of which is taken away within an hour with
+    probability `rate`.
     """
 
     model: str
@@ -199,7 +199,7 @@ def _restarts(seconds: list[float], models: Sequence[str], rates: Sequence[float
 
 
 def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float]]:
-    """Return how many times the samples of each baseline Bamboo trains, for each duration of a restart."""
+    """Return Bamboo's samples over each baseline's, for each duration of a restart; inf if the baseline trains none."""
     job = work.job()
     traces = work.traces(job.place.nodes)
     ours = sum(compared(OURS, job, trace, work.hours).samples for trace in traces)
@@ -234,7 +234,7 @@ class Table:
         )
 
     def over(self, case: str, name: str, base: str, objective: Aim = Aim.THROUGHPUT) -> list[float]:
-        """Return each model's throughput, or value, divided by another strategy's."""
+        """Return for each model the throughput, or value, over that of the strategy `base`; inf if that is 0."""
         figure = "value" if objective is Aim.VALUE else "throughput"
         pairs = [
             (self.of(case, model, name, objective)[figure], self.of(case, model, base, objective)[figure])

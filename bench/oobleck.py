@@ -207,8 +207,8 @@ def manifest(shape: Shape) -> dict[str, Any]:
 
 
 def scaled(shape: Shape, memory: float, speed: float) -> ModelProfile:
-    """Return the profile whose fastest grid of all nodes trains `speed` samples per second. Raises ValueError if none
-    fits.
+    """Return the profile whose fastest grid of all nodes trains `speed` samples per second. Raises ValueError if no
+    grid fits into memory.
     """
     spec, scale = parse_manifest(manifest(shape)), 1e-13
     for _ in range(SCALINGS):

@@ -60,8 +60,8 @@ class PredictedCase:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The manifest of a job that ends when its last number of workers has lasted about `seconds`, as the others
-        have.
+        """The job's manifest, with as many steps as it should take until its last number of workers has lasted
+        `seconds`.
         """
         steps = int(len(self.workers) * self.seconds / STEP_SECONDS)
         return grid_job(steps, self.grid, max(self.workers))

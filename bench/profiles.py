@@ -96,7 +96,7 @@ def microbatch(workload: Workload) -> int:
 
 
 def whole_seconds(workload: Workload, samples: int) -> float:
-    """Return an upper bound of a microbatch's seconds on all layers; a step takes at least (M + P - 1) / P times it."""
+    """Return an upper bound of a microbatch's seconds: M of them on P stages take at least (M + P - 1) / P times it."""
     stages, count = workload.on_demand_gpus // PIPELINES, workload.samples // PIPELINES // samples
     return workload.on_demand_seconds * stages / (count + stages - 1)
 

@@ -10,8 +10,8 @@ HOUR_MS = 3_600_000.0
 
 
 class BilledHours:
-    """The numbers of billed nodes, and the hours since which they hold. The first number that is reported counts from
-    the beginning, so nodes that come after it are billed before they come.
+    """The numbers of billed nodes over time, in hours. The first number that is reported counts from hour 0, so nodes
+    that come after it are billed before they come.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class BilledHours:
         self._nodes: list[int] = []
 
     def moment_over(self, now: int, nodes: int) -> None:
-        """Record the number of nodes after a moment's events. Those of the very first moment make no change."""
+        """Record the number of nodes after a moment's events. The number at moment 0 is not recorded."""
         if not self._since:
             if now > 0:
                 self._change(0.0, nodes)
@@ -45,8 +45,8 @@ class BilledHours:
         raise AssertionError("the first change is at hour 0")
 
     def averages(self, end: float) -> tuple[float, float]:
-        """Return the mean nodes and USD per hour, from the beginning to an hour. Later changes count too, backwards:
-        they are subtracted as if the last one had been first.
+        """Return the mean nodes and USD per hour, from hour 0 to `end`. As in the published simulator, changes after
+        `end` are not left out: the last interval then has a negative length.
         """
         node_hours = usd = 0.0
         for since, until, nodes in zip(self._since, [*self._since[1:], end], self._nodes, strict=True):

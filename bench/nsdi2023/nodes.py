@@ -1,7 +1,7 @@
 """Nodes that come and go as in the published simulator, with the same draws in the same order. Pure.
 
-Each hour every node is taken away with one probability, at a second of that hour; free places are filled with that
-hour's probability of an addition. The next hour's draws depend only on the present nodes.
+In each hour every node is taken away with the same probability, at a random second, and each free place gets a node
+with that hour's own probability. The next hour's draws depend only on the present nodes.
 """
 
 import heapq

@@ -105,7 +105,7 @@ def simulate(
 
 
 class Simulation:
-    """One run, and its whole state."""
+    """One run of the simulator: its queue of events, its nodes, the present grid, and the records for the figures."""
 
     def __init__(
         self, workload: Workload, events: HourlyNodes | Iterable[Moment], steps: int | None, milliseconds: int | None
@@ -244,7 +244,7 @@ class Simulation:
         self._push(now + wait, kind)
 
     def _end_rendezvous(self, now: int, event: QueuedEvent) -> None:
-        """Form a grid, or begin again because a node is gone. Without listed nodes stages stay assigned."""
+        """Form a grid, or begin again because a listed node is gone. If none is listed, nodes keep their old stages."""
         if any(name not in self._nodes for name in self._listed):
             self._begin_rendezvous(now, Kind(event & 7))
             return
@@ -279,7 +279,7 @@ class Simulation:
         self._push(ends, Kind.STEP, number=self._grid)
 
     def _step(self, now: int, event: QueuedEvent) -> None:
-        """Complete a step. If a node was lost during the step, end it later, by half of what was left of it then."""
+        """Complete a step. If it lost a node, end it later, by half of the time that was left of it at the loss."""
         if event.number != self._grid:
             return
         if self._slowed_at is not None and not self._extended:

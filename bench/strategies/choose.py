@@ -109,8 +109,8 @@ def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Po
 
 
 def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
-    """Yield policies for grids that fit. If nodes are in one zone, and cost the same however they are used, yield only
-    grids that train about as much as the best one, judged by restarts alone.
+    """Yield a policy for each grid that fits into memory. If all nodes are in one zone, so that a grid changes only the
+    speed, skip grids that train clearly less than the best one, judged by restarts alone.
     """
     savings = {stages: blocking(setting.costs, stages, setting.mtbf) for stages in setting.tried}
     grids = [
@@ -232,8 +232,8 @@ def strategy_result(
 ) -> StrategyResult:
     """Return a strategy's result under a trace, with the parameters, zones and nodes that are best by the objective.
 
-    Without progress if no grid fits into memory. Raises SimulationError if the profile has no prices, or if the trace
-    has no nodes or prices only for others.
+    The result is without progress if no grid fits into memory. Raises SimulationError if the profile has no prices, or
+    if the trace has no nodes, or prices for some of its zones only.
     """
     check(place, trace)
     if name == ON_DEMAND:

@@ -58,10 +58,10 @@ class ComparedJob:
 
 
 def published_job(profile: ModelProfile) -> ComparedJob:
-    """Return a published model with its published batch and number of nodes.
+    """Return the job of a published model, with its published batch and number of nodes.
 
     Its microbatches are the profile's, or smaller ones if the published grid, with stages of about equal time, would
-    not fit into memory together with copies of stages. Raises SimulationError if nothing is published of it.
+    not fit into memory together with copies of stages. Raises SimulationError if the profile has no published figures.
     """
     published = profile.published
     if published is None:
@@ -145,8 +145,8 @@ class _Choice:
 
 @dataclass(slots=True)
 class CoordinatorRuns:
-    """The coordinator's runs for a job under a trace, each made once. Tries at most `MOST_RUNS` choices: those that
-    would be best without pauses.
+    """The coordinator's runs for a job under a trace, each made once. At most `MOST_RUNS` choices of zones and nodes
+    are run: those that would be best without pauses.
     """
 
     job: ComparedJob
@@ -236,8 +236,8 @@ def steps_without_pauses(rates: GridRates, nodes: Timeline) -> float:
 
 
 def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
-    """Return the USD per sample for traffic between zones, on the best grid of the mean number of nodes. All zones get
-    the same number of nodes. Every worker's final gradient goes to its shadow.
+    """Return the USD per sample for traffic between zones, on the best grid of the mean number of nodes. Assumes that
+    all zones have the same number of nodes, and that each worker sends its gradients to a neighbour as well.
     """
     zones = sorted(set(nodes.zones.values()))
     best = rates.best(max(1, round(nodes.node_seconds / nodes.duration)))

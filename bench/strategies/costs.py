@@ -151,7 +151,7 @@ class Costs:
 
     def uneven(self, lengths: tuple[int, ...]) -> float:
         """Return the seconds of a step on pipelines with these numbers of stages. Microbatches are distributed so that
-        the last pipeline ends as early as possible. Gradients are summed by stages of the shortest one.
+        the last pipeline ends as early as possible. Gradients are summed by stages of the shortest pipeline.
         """
         seconds = self._uneven.get(lengths)
         if seconds is None:
@@ -160,7 +160,7 @@ class Costs:
         return seconds
 
     def _uneven_step(self, lengths: tuple[int, ...], grid: Grid) -> float:
-        """Return the seconds of a step by the grid's schedule. grid: as many pipelines, all of the shortest length."""
+        """Return the seconds of a step by the grid's schedule. grid: as many pipelines, all with the fewest stages."""
         order = StageOrder(grid.schedule)
         ends = [0.0] * grid.stages
         for length, share in self._shares(lengths, order):
@@ -191,8 +191,8 @@ class Costs:
         return shares_of | {(length, shares[i]) for i, (length, _) in enumerate(runs)}
 
     def best_lengths(self, nodes: int, shortest: int, longest: int, fewest: int) -> tuple[int, ...]:
-        """Return the lengths of the fastest pipelines, at least `fewest`, of one length or of two that use all nodes.
-        () if none fit. Skips clearly slower candidates.
+        """Return the numbers of stages of the fastest pipelines, at least `fewest` ones: all equal, or of two lengths
+        that use all nodes. () if none fit. Skips clearly slower candidates.
         """
         key = nodes, shortest, longest, fewest
         if key not in self._lengths:
@@ -273,7 +273,7 @@ class Costs:
         return self.batch / min(map(self._rates.least, self._fitting(grid)))
 
     def grid(self, nodes: int, stages: int) -> Grid:
-        """Return the fastest grid with `stages` stages that fits into the nodes' memory."""
+        """Return the fastest grid with `stages` stages that fits into the nodes' memory; NOTHING if none does."""
         fastest = self._rates.fastest(nodes, stages)
         return Grid(fastest.grid.stages, fastest.grid.pipelines) if fastest else NOTHING
 

@@ -60,7 +60,7 @@ def drive(policy: Policy, nodes: Timeline, zone_price: float = ZONE_TRAFFIC_PRIC
 
 
 class _Drive:
-    """One run, and its whole state. unsaved: (seconds, rate) of the training since the newest checkpoint."""
+    """The state of one run. _unsaved: (seconds, samples per second) of the training since the newest checkpoint."""
 
     def __init__(self, policy: Policy, nodes: Timeline, zone_price: float) -> None:
         self._policy, self._nodes, self._zone_price = policy, nodes, zone_price
@@ -124,7 +124,7 @@ class _Drive:
             self._save()
 
     def _save(self) -> None:
-        """Drop the part of `unsaved` that a checkpoint has saved; it is safe `delay` seconds after its start."""
+        """Drop the part of `_unsaved` that is saved: a checkpoint is safe `delay` seconds after its start."""
         saving = self._policy.saving
         assert saving is not None
         safe = int((self._since - saving.delay * self._share) // saving.every) * saving.every

@@ -74,7 +74,7 @@ class MemoryCheckpoints:
         return not holders <= lost or (self.stages > 1 and peer not in lost)
 
     def _replaced(self, state: Places, view: View) -> Places:
-        """Return the places with spare nodes for lost ones. If too few are spare, the pipelines that all nodes fill."""
+        """Return the places with spare nodes for lost ones; with too few spare nodes, fewer pipelines of all nodes."""
         present, used = set(view.ready), set(state.cells)
         spare = [name for name in view.ready if name not in used]
         missing = sum(1 for name in state.cells if name not in present)
@@ -84,7 +84,7 @@ class MemoryCheckpoints:
         return Places.filled(self.costs, self.stages, (*kept, *spare))
 
     def _grown(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
-        """Return the places with a new pipeline once its nodes have copied their states; then all nodes regroup."""
+        """Add a pipeline of spare nodes once they have copied their states; return the places and the reaction."""
         grid = self.costs.grid(len(view.ready), self.stages)
         if grid.pipelines <= state.grid.pipelines:
             return replace(state, planned=0.0), None

@@ -94,7 +94,7 @@ def blocking(costs: Costs, stages: int, mtbf: float) -> Saving:
 
 
 def pays(rate: float, new: float, stall: float, mtbf: float) -> bool:
-    """Return whether the faster rate until the next loss makes up for the stall."""
+    """Return whether a stall to get the rate `new` instead of `rate` pays before the next expected loss."""
     return new * max(0.0, mtbf - stall) > rate * mtbf
 
 

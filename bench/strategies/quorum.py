@@ -64,7 +64,7 @@ class Quorum:
         return Placement(rows=state.rows)
 
     def _more(self, view: View, rows: tuple[tuple[str, ...], ...], count: int) -> tuple[tuple[str, ...], ...]:
-        """Return at most `count` new replicas' rows of unused nodes."""
+        """Return the nodes of at most `count` new replicas, formed from nodes that are in no row."""
         used = {name for row in rows for name in row}
         free = [name for name in view.ready if name not in used]
         stages = self.grid.stages

@@ -62,7 +62,7 @@ class Rerouting:
         return alive
 
     def _normalised(self, state: Places) -> Places:
-        """Return the places with losses spread over the stages, or a pipeline less, if that makes steps faster."""
+        """Return the places with losses spread over the stages, or with one pipeline less, if steps are faster then."""
         if "" not in state.cells:
             return state
         names = [name for name in state.cells if name]

@@ -35,8 +35,8 @@ def timeline(
 ) -> Timeline:
     """Return the timeline of a job that holds at most `capacity` nodes, first come, first served.
 
-    The job takes another node as soon as it has lost one. It pays for a node while it holds it, at the trace's price of
-    its zone, else at usd_per_hour; the node is ready `start` seconds after the job takes it.
+    The job takes another node as soon as it has lost one. It pays for each node that it holds, at the trace's price of
+    the node's zone, else at usd_per_hour; a node is ready `start` seconds after the job takes it.
     """
     end = trace.duration if duration is None else min(duration, trace.duration)
     spans = _held(trace, capacity, end)
