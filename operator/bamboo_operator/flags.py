@@ -136,7 +136,7 @@ class TlsFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseFlags:
-    """Flags for the Lease, by which only one operator works at a time."""
+    """Flags for the Lease that lets only one operator work at a time."""
 
     lease: Annotated[
         str | None,

@@ -1,1 +1,1 @@
-"""Authentication: the workers' port and its check of pods' tokens, and the serving certificate."""
+"""Authentication of workers: the port to which they connect, its certificate, and the check of their pods' tokens."""

@@ -71,7 +71,7 @@ def workers_path(job: JobKey) -> str:
 
 
 class WorkerGateway:
-    """The web server for workers. Each job opens its path while it accepts workers."""
+    """The web server to which workers connect. Each job opens its path (`workers_path`) while it accepts workers."""
 
     def __init__(self) -> None:
         self._open: dict[JobKey, Channels] = {}
@@ -100,7 +100,7 @@ class WorkerGateway:
 
     @property
     def connected(self) -> int:
-        """Return the number of connected workers."""
+        """The number of connected workers."""
         return sum(len(channels.connected) for channels in tuple(self._open.values()))
 
     def counting_refusals(self, authenticate: Authenticate) -> Authenticate:
@@ -132,7 +132,7 @@ class WorkerGateway:
         self._for_closed = channels_for
 
     def channels_for(self, job: JobKey, request: web.Request) -> Channels | None:
-        """Return the channels that serve a caller; None if it is refused."""
+        """Return the channels that serve a caller; None to refuse the caller."""
         return self.channels_of(job) or self._for_closed(job, request)
 
     async def close(self, job: JobKey, channels: Channels) -> None:

@@ -23,7 +23,7 @@ from bamboo_operator.status.facts import OperatedJob
 
 
 def page_document(known: OperatedJob, now: float) -> Document:
-    """Return the document of a job's page. It shows no workers of an ended or suspended job, like the job's status."""
+    """Return the data of a job's page. Like the job's status, it lists no workers of an ended or suspended job."""
     facts = known.facts
     idle = facts.suspended or known.view.status.ended is not None
     paid = {} if idle else facts.paid if facts.paid is not None else facts.pods

@@ -69,7 +69,7 @@ class JobController:
             self._reconcilers[_key(body)].edited(body)
 
     def handled_generation(self, body: Mapping[str, Any]) -> int | None:
-        """Return the generation in which the job's spec was handled last; None if this operator does not manage the
+        """Return the generation of the spec that the job's reconciler has; None if this operator does not manage the
         job.
         """
         if not self._manages(_identity(body)):

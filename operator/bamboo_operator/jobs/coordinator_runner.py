@@ -65,9 +65,9 @@ URGENT = ("Takeover", "PlannedTakeover")  # reasons of plans that replace a work
 class TrainingRun:
     """One training of a job, from its start or its takeover from another operator until it ends or is suspended.
 
-    resumed: the job had begun before this operator did. known_lost: workers whose loss was handled before, or whose
-    deletion was requested. counted: workers that must not count as preempted again: their notice was counted, or they
-    were told to leave. earlier: progress before this training.
+    resumed: workers may train already, for an earlier operator. known_lost: workers whose loss was handled before, or
+    whose pods are being deleted. counted: workers that must not count as preempted again: their notice was counted, or
+    they were told to leave. earlier: progress before this training.
     """
 
     job: JobIdentity
@@ -180,7 +180,7 @@ class CoordinatorRunner:
 
     @property
     def joined(self) -> Collection[WorkerId]:
-        """Return all workers that have ever connected."""
+        """All workers that have ever connected."""
         return self._watch.joined
 
     @property

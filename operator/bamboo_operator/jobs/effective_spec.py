@@ -96,7 +96,7 @@ class AcceptedManifest:
 
     @property
     def saved(self) -> bool:
-        """Return whether the cluster holds exactly the accepted manifest; True if there is none."""
+        """Whether the cluster holds exactly the accepted manifest; True if there is none."""
         return self.manifest is None or (self._listed and self._saved == {self._name(self.manifest)})
 
     async def load(self, task: str | None) -> None:
@@ -289,7 +289,7 @@ class EffectiveSpec:
 
     @property
     def _newest(self) -> int:
-        """Return the generation of the newest manifest."""
+        """The generation of the newest manifest."""
         return int(self._body["metadata"].get("generation") or 0)
 
     async def _dry_run(self, spec: JobSpec, settings: WorkerPodSettings) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def _channels(shared: SharedResources, stop: Stop, check: Authenticate) -> Chann
 
 
 class DeletedJobs:
-    """The channels that stop workers of deleted jobs when they connect. manages: whether this operator manages
+    """The channels that stop workers of deleted jobs when they connect. manages: returns whether this operator manages
     a job.
     """
 

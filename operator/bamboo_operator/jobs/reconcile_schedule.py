@@ -41,7 +41,7 @@ class ReconcileSchedule:
     ) -> "ReconcileSchedule":
         """Return the schedule after a reconciliation from `began` to `ended`.
 
-        ok: everything succeeded. end_written: it has written the job's end. unposted: events are left to post.
+        ok: everything succeeded. end_written: the job's end is in its status. unposted: events are left to post.
         """
         written, over = self.end_written, False
         if end_written:
@@ -123,8 +123,8 @@ LONGEST_SECONDS = 2.0  # of a burst; longer waves delay nothing
 
 
 class Burst:
-    """A burst of preemptions of an operator's jobs. API calls wait for its end, so that all jobs get new plans
-    first.
+    """A burst of preemptions, over all jobs of the operator. API calls wait until it is over, so that all jobs get new
+    plans first.
     """
 
     def __init__(self) -> None:

@@ -90,7 +90,7 @@ class JobReconciler:
         return OperatedJob(view=view, facts=self._facts(), record=runner.record if runner else None)
 
     def _facts(self, plan: str | None = None) -> StatusFacts:
-        """Collect the operator's knowledge of the job beyond its coordinator. plan: the record for the status."""
+        """Collect the operator's knowledge of the job beyond its coordinator. plan: the plan record to write."""
         spec, cost, runner, controller = self._spec, self._cost, self.runner, self._controller
         return StatusFacts(
             now=utc_now(),
@@ -170,7 +170,7 @@ class JobReconciler:
     async def _end_suspension(self) -> None:
         """Delete the pods of a resumed job, whose workers were told to stop, then write that it is not suspended.
 
-        In this order another operator can tell these workers from those of the next training.
+        In this order another operator can tell these workers from the workers of the next training.
         """
         self._controller = None  # of the earlier training
         await self._removal.remove_all()

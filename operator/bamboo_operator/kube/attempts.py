@@ -17,8 +17,8 @@ class PodRefused(ApiError):
 
     @classmethod
     def of(cls, error: ApiError) -> Self | None:
-        """Return the error as a PodRefused; None if it is temporary or of another kind. A failing webhook
-        answers 500.
+        """Return the error as a PodRefused if the API server refuses the pod itself; None otherwise. A failing
+        admission webhook answers 500.
         """
         if error.status in (400, 403, 422) or (error.status == 500 and error.reason == "InternalError"):
             return cls(error.status, error.reason, error.message)

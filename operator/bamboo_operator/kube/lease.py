@@ -111,7 +111,7 @@ class ObservedLease:
 
 
 class HolderPod(StrEnum):
-    """The state of the pod with the holder's name."""
+    """The state of the pod that has the name of the Lease's holder."""
 
     LIVES = "Lives"
     LEAVES = "Leaves"  # it is being deleted; its processes may still live
@@ -261,8 +261,8 @@ class Lease:
     async def keep(self) -> None:
         """Renew the Lease until cancelled. Raises LeaseLost if another operator holds it.
 
-        While the API server is away, it retries and the operator goes on working, because only it can take over for the
-        workers connected to it.
+        While the API server is away, this retries and the operator goes on working, because no other operator can take
+        over for the workers that are connected to it.
         """
         seconds = RENEW_SECONDS
         while True:

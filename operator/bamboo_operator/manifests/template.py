@@ -33,7 +33,7 @@ _MAPS = (
 
 @dataclass(slots=True)
 class ReadTemplate:
-    """The effective part of a template, and a sentence for each ignored field. path: the template's, in the spec."""
+    """A template's effective part, and a sentence for each ignored field. path: the template's path in the spec."""
 
     path: str
     template: dict[str, Any] = field(default_factory=dict)

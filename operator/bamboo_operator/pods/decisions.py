@@ -91,7 +91,7 @@ def let_quota_go(view: PodsView) -> Iterator[Action]:
 
 
 def yield_quota(view: PodsView) -> Iterator[Action]:
-    """Delete all pods of a job that has given its quota back; its waiting pods would take the quota again.
+    """Delete all pods of a job that has given its quota back; otherwise waiting pods would take the quota again.
 
     At other times delete waiting pods of the queue's growth priority class that the job needs in the first class.
     """

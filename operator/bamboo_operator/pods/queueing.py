@@ -36,8 +36,8 @@ class QueueRequest:
     """A job's next request to its queue.
 
     room: how many more pods it may create. priority: the priority class of the next pod; None keeps the class of its
-    template. outranked: pods that wait as growth although the job lacks workers to train at all. The operator deletes
-    them and creates them again in the first class.
+    template. outranked: pods that wait in the growth class although the job lacks workers to train at all. The operator
+    deletes them and creates them again in the first class.
     """
 
     room: int
@@ -70,8 +70,8 @@ def _label(pod: Json, key: str) -> str | None:
 
 
 def with_priority_class(pod: dict[str, Any], name: str | None) -> dict[str, Any]:
-    """Return the pod with the label of that WorkloadPriorityClass; None leaves the pod as it is. The pod's revision
-    stays the same.
+    """Return the pod with the WorkloadPriorityClass `name` as its label; None leaves the pod as it is. The pod's
+    revision stays the same.
     """
     if name is None:
         return pod

@@ -95,8 +95,8 @@ class RolloutRecord:
 
 
 def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: datetime) -> RolloutRecord:
-    """Update the record of a rollout from its workers. before: None for the first look. now: monotonic seconds; time:
-    the same moment as a date.
+    """Return the record of a rollout, updated from its workers. before: None for the first look. now: monotonic
+    seconds; time: the same moment as a date.
     """
     if before is None:  # another operator may have begun the rollout
         since, active = view.since or time, bool(view.outdated)

@@ -171,8 +171,8 @@ def is_unexplained(pod: Json) -> bool:
 def startup_problems(
     pods: Mapping[str, Json], events: Mapping[str, StartupProblem] = NO_EVENTS
 ) -> tuple[StartupProblem, ...]:
-    """Return what keeps these workers, by name, from starting: one problem for each reason, with the first worker's
-    message.
+    """Return the problems that keep workers from starting: one for each reason, with the first worker's message. pods:
+    by worker.
 
     events: problems by the pods' uids, for pods whose status does not show any. Workers held by a scheduling gate come
     last, because they only wait, while the others need help.
@@ -302,8 +302,8 @@ class StartupEvents:
         self.problems: dict[str, StartupProblem] = {}  # by the pods' uids
 
     async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:
-        """Read the events of pods that are due, and update `problems`. pods: all pods that may not have started. Raises
-        RemoteError.
+        """Read the events of pods whose next read is due, and update `problems`. pods: all pods that may not have
+        started. Raises RemoteError.
         """
         awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
         self.problems = {uid: problem for uid, problem in self.problems.items() if uid in awaited}

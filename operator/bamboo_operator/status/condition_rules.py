@@ -50,14 +50,14 @@ class RuleInput:
 
     @property
     def over(self) -> bool:
-        """Return whether the job has ended for good."""
+        """Whether the job has ended for good."""
         finish = self.facts.finish
         ended = finish is not None and finish.outcome is not Outcome.INTERRUPTED
         return ended or self.was("Complete") or self.was("Failed")
 
     @property
     def idle(self) -> ConditionResult | None:
-        """Return the result for a job that intentionally runs nothing: it is over, deleted or suspended; else None."""
+        """The result for a job that intentionally runs nothing: it is over, deleted or suspended; else None."""
         if self.over:
             return ConditionResult(False, "JobOver", "the job is over")
         if self.facts.deleted:
@@ -71,7 +71,7 @@ class RuleInput:
 
     @property
     def pods(self) -> Mapping[str, int]:
-        """Return the number of pods by pool; none for an ended or suspended job."""
+        """The number of pods by pool; none for an ended or suspended job."""
         return {} if self.idle else self.facts.pods
 
     def per_hour(self) -> Decimal | None:

@@ -43,23 +43,23 @@ class StatusFacts:
 
     @property
     def pools(self) -> tuple[NodePool, ...]:
-        """Return the job's node pools; () without a spec."""
+        """The job's node pools; () without a spec."""
         return () if self.spec is None else self.spec.node_pools
 
     @property
     def suspended(self) -> bool:
-        """Return whether the user or a spent budget suspends the job."""
+        """Whether the user or a spent budget suspends the job."""
         return self.spec is not None and (self.spec.suspend or self.spent)
 
     @property
     def spent(self) -> bool:
-        """Return whether the job's cost has reached the money of its budget."""
+        """Whether the job's cost has reached the money of its budget."""
         money = self.spec.budget.money if self.spec and self.spec.budget else None
         return money is not None and self.cost >= money
 
     @property
     def time(self) -> datetime:
-        """Return the time in whole seconds, as in a status."""
+        """The time in whole seconds, as in a status."""
         return whole_seconds(self.now)
 
 

@@ -40,7 +40,7 @@ class StatusWriter:
 
     @property
     def plan(self) -> str | None:
-        """Return the plan record while workers train, perhaps left by another operator; else None.
+        """The plan record while workers train, perhaps left by another operator; else None.
 
         A record that this version cannot read counts, too.
         """
@@ -49,7 +49,7 @@ class StatusWriter:
 
     @property
     def suspended(self) -> bool:
-        """Return whether the job is suspended and its workers were told to stop, perhaps by another operator."""
+        """Whether the job is suspended and its workers were told to stop, perhaps by another operator."""
         return self.plan is None and self.written.holds("Suspended")
 
     def progress(self, spec: JobSpec | None) -> EarlierProgress:
