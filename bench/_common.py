@@ -283,7 +283,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 
 def write_json(path: Path | None, document: Any) -> None:
-    """Write JSON to a file, or to standard output for "-"."""
+    """Write JSON to a file, or to standard output for "-"; None writes nothing."""
     if path is not None:
         text = json.dumps(document, indent=1)
         print(text) if str(path) == "-" else path.write_text(text + "\n", encoding="utf-8")

@@ -189,7 +189,7 @@ def measured(sizes: Sizes, seconds: list[float]) -> Figures:
 
 
 def train_plainly(document: Any, sizes: Sizes, compiled: bool, seconds: float) -> Figures:
-    """Train the job in one plain PyTorch process, whose bits depend on the grid; return figures as `train` does."""
+    """Train the job in one plain PyTorch process, without the work that makes Bamboo's bits independent of the grid."""
     end, times = time.monotonic() + seconds, list[float]()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)  # as in a worker

@@ -1,4 +1,4 @@
-"""Compares the speed and cost of ways to train on nodes that are taken away.
+"""Compare the speed and cost of ways to train on nodes that are taken away.
 
     python bench/headline.py [--traces FOLDER] [--cases 33%,p3-trace] [--quick] [--seeds 1] [--hours 24]
     python bench/headline.py --restarts 30,300,900,1800 [--cases 16%] [--seeds 1]
@@ -87,7 +87,7 @@ def run(
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
 ) -> None:
-    """Simulate, and print throughput, value and goodput, also relative to checkpoints' and on-demand nodes'."""
+    """Simulate, and print throughput, value and goodput, also relative to `checkpoint` and to on-demand nodes."""
     models, rates = (QUICK_MODELS, list(QUICK_RATES)) if quick else (MODELS, list(RATES))
     hours = min(hours, QUICK_HOURS) if quick else hours
     wanted = None if cases is None else set(cases.split(","))
@@ -199,7 +199,7 @@ def _restarts(seconds: list[float], models: Sequence[str], rates: Sequence[float
 
 
 def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float]]:
-    """Return Bamboo's samples over each baseline's, for each duration of a restart; inf if the baseline trains none."""
+    """Return Bamboo's samples divided by each baseline's, for each duration of a restart; inf if it trains none."""
     job = work.job()
     traces = work.traces(job.place.nodes)
     ours = sum(compared(OURS, job, trace, work.hours).samples for trace in traces)
@@ -234,7 +234,7 @@ class Table:
         )
 
     def over(self, case: str, name: str, base: str, objective: Aim = Aim.THROUGHPUT) -> list[float]:
-        """Return for each model the throughput, or value, over that of the strategy `base`; inf if that is 0."""
+        """Return, for each model, a strategy's throughput or value divided by that of `base`; inf if that is 0."""
         figure = "value" if objective is Aim.VALUE else "throughput"
         pairs = [
             (self.of(case, model, name, objective)[figure], self.of(case, model, base, objective)[figure])

@@ -53,7 +53,7 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model of equal blocks. samples: of a microbatch; batch: of a step."""
+    """A model of equal blocks. batch: samples in a step. samples: in a microbatch."""
 
     batch: int
     samples: int

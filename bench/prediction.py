@@ -1,4 +1,4 @@
-"""Compares `bamboo simulate` with real local jobs: throughput, and the time lost to preemptions.
+"""Compare `bamboo simulate` with real local jobs: throughput, and the time lost to preemptions.
 
     python bench/prediction.py
     python bench/prediction.py --only chosen    # jobs whose grid the coordinator chooses

@@ -7,8 +7,8 @@ The publications give the time of a step on a grid, not of a layer, so the layer
 step on on-demand machines had no redundancy and no preemptions; the layers take what remains of it after everything
 else that the simulator counts: the pipeline's fill, boundaries on the network, the sum of gradients over the pipelines,
 the update. The script finds that by simulating the step with faster and slower layers. It distributes the seconds over
-the layers in proportion to the operations that `bamboo_trainer.tasks.inspection` counts. A third is the forward.
-Bytes are counted from the layers, on tensors without data.
+the layers in proportion to the operations that `bamboo_trainer.tasks.inspection` counts. The forward gets a third, or a
+quarter if the backward repeats it. Bytes are counted from the layers, on tensors without data.
 """
 
 import sys
@@ -89,7 +89,7 @@ def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIG
 
 
 def microbatch(workload: Workload) -> int:
-    """Return the largest microbatch with which a pipeline has twice as many microbatches as stages; else 1."""
+    """Return the largest microbatch with which a pipeline has at least twice as many microbatches as stages; else 1."""
     share = workload.samples // PIPELINES
     fitting = [size for size in range(1, share + 1) if share % size == 0 and share // size >= 2 * workload.stages]
     return max(fitting, default=1)

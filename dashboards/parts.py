@@ -86,7 +86,7 @@ def graph(
 def number(
     title: str, text: str, unit: str, query: str, *, width: int = 4, steps: Sequence[tuple[float | None, str]] = ()
 ) -> stat.Panel:
-    """Return a panel of one number. steps: each colour with the lowest value that it applies to; None for the first."""
+    """Return a panel of one number. steps: the lowest value for each colour, and the colour; None for the first."""
     reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().title(title).description(text).unit(unit).datasource(SOURCE).span(width).height(4)
     panel = panel.reduce_options(reduce).color_mode(common.BigValueColorMode.VALUE)

@@ -1,6 +1,6 @@
 """Make the pictures in docs/images: the job page of a real quickstart run in which one worker is lost and one leaves.
 
-python docs/screenshots.py [FOLDER]
+    python docs/screenshots.py [FOLDER]
 
 Needs Chromium. The pages are those of the run; nothing is made up.
 """

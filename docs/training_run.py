@@ -1,4 +1,4 @@
-"""Makes the figures of docs/training-run.md: a GPT on real text, undisturbed, and with a dozen workers killed.
+"""Make the figures of docs/training-run.md: a GPT on real text, undisturbed, and with a dozen workers killed.
 
     python docs/training_run.py FOLDER [--steps 60] [--batch 4] [--length 64]
 

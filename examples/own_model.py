@@ -1,6 +1,6 @@
 """Your own model in one file: a small Transformer learns to sort digits (docs/models.md).
 
-bamboo run examples/own-model.yaml
+    bamboo run examples/own-model.yaml
 
 `build` is what the manifest's task.entrypoint names: own_model:build.
 """
@@ -93,7 +93,7 @@ def loss(outputs: Parts, targets: Parts) -> Tensor:
 
 
 def optimizer(rate: float, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """Return AdamW for one stage's parameters, with weight decay for matrices only. A stage may have no matrices."""
+    """Return AdamW for one stage's parameters, with weight decay for matrices only. Either group may come out empty."""
     pairs = list(named)
     groups = [
         {"params": [p for _, p in pairs if p.dim() >= 2], "weight_decay": 0.1},

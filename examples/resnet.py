@@ -1,6 +1,6 @@
 """ResNet-152, 101 and 50 as published, in one file: convolutions and BatchNorm, on made-up images (docs/models.md).
 
-bamboo run examples/resnet.yaml --preempt at:10:1 --verify
+    bamboo run examples/resnet.yaml --preempt at:10:1 --verify
 
 Put a dataset of your own in the place of `Images`.
 """

@@ -1,6 +1,6 @@
 """GNMT-16 as published, in one file: LSTMs with attention, on made-up sentences (docs/models.md).
 
-bamboo run examples/translation.yaml --preempt at:10:2 --verify
+    bamboo run examples/translation.yaml --preempt at:10:2 --verify
 
 The encoder's layers pass on their output, the mask of the source's words, and `before`: the target, shifted right by
 one. The decoder's layers pass on their output (written) and the attention's context (found).
@@ -24,8 +24,8 @@ SIZES = {"16": (32000, 1024, 8, 50), "tiny": (31, 8, 3, 7)}  # words, width, lay
 class Pairs:
     """A dataset: sample i is a sentence from a generator seeded with i; its translation is backwards, with other words.
 
-    Inputs: the source, and the target shifted right by one, begun by 1. Targets: the target. All are int64 [samples,
-    length], padded with 0.
+    Inputs: the source, and the target shifted right by one, with 1 in front. Targets: the target. All are int64
+    [samples, length], padded with 0.
     """
 
     def __init__(self, samples: int, length: int, words: int) -> None:
@@ -59,7 +59,7 @@ class Source(nn.Module):
 
 
 class Reader(nn.Module):
-    """An encoder LSTM: (x [batch, source, width], mask, before) -> the same. The first one is bidirectional."""
+    """An encoder LSTM: (x [batch, source, width], mask, before) -> the same; the first one returns 2 * width."""
 
     def __init__(self, width: int, number: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def loss(outputs: Parts, targets: Parts) -> Weighted:
-    """Return the summed loss of the words that count, and their number: the step's loss is the mean over its batch."""
+    """Return the summed loss of all words but padding, and their number: the step's loss is the mean over its batch."""
     logits, words = outputs[0].flatten(0, 1), targets[0].flatten()
     summed = F.cross_entropy(logits, words, ignore_index=FILL, label_smoothing=0.1, reduction="sum")
     return Weighted(summed, (words != FILL).sum())
