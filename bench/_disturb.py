@@ -88,7 +88,7 @@ class Taker:
             asyncio.get_running_loop().call_later(moment * self._step_seconds(), self._strike)
 
     def _is_open(self, d: Disturbance) -> bool:
-        """Return whether the cell still waits for its takeover, or the step that began anew for its commit."""
+        """Return whether a loss is not healed yet: its cell has no new owner, or the step that began anew no commit."""
         return len(self.job.committed) <= d.step + 1 if d.anew else d.reported is None
 
     def _settled(self) -> bool:

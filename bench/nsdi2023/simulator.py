@@ -221,8 +221,8 @@ class Simulation:
         self._slow_down(now)
 
     def _heir(self, cell: Cell) -> BilledNode | None:
-        """Return the owner of the previous stage, if it is present. None for the first stage after a rendezvous without
-        nodes: then there are no stages, although nodes keep theirs.
+        """Return the owner of the previous stage, if it is present. None also for stage 0 after a rendezvous without
+        nodes: then there are no pipelines, although nodes keep their stages.
         """
         pipeline, stage = cell
         if stage == 0 and not self._pipelines:

@@ -176,7 +176,7 @@ def _encoded(spec: Json) -> str:
 
     A ControllerRevision's data must never change by a byte. At each patch of the object, such as the garbage
     collector's for --cascade=orphan, the API server encodes the data anew as Go does: with sorted keys, other floats
-    and other escapes. In a text it changes only the characters replaced here.
+    and other escapes. Inside a text it changes only the characters that are replaced here.
     """
     return json.dumps(spec).translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
 

@@ -174,7 +174,7 @@ class PodsView:
 
     @cached_property
     def staying(self) -> PodsByName:
-        """The pods that count as the job's: all living ones except lost or leaving workers'."""
+        """The living pods of workers that are neither lost nor leaving."""
         leaving = (worker for worker, state in self.status.workers if state is WorkerState.LEAVING)
         out = {*self.wanted.gone, *leaving}
         return {name: pod for name, pod in self.living.items() if name not in out}
