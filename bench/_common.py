@@ -173,7 +173,7 @@ class Job:
         )
 
     async def run(self) -> "Job":
-        """Run the job until it ends. Raises RuntimeError if it fails."""
+        """Run the job until it ends, and return it. Raises RuntimeError if it fails."""
         server = ControlServer(self.queue.put_nowait, token_check(self._token))
         self.lab.on_exit = self._exited
         ticking = asyncio.create_task(self._ticks())

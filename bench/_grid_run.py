@@ -93,7 +93,7 @@ class GridRun:
 
 
 async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace) -> GridRun:
-    """Run a job to its end. Raises RuntimeError if it does not complete. folder: made for all files of the run."""
+    """Run a job to its end; return its history. Raises RuntimeError if it does not complete. folder: a new one."""
     folder.mkdir()
     job, output = folder / "job.yaml", folder / "output"
     job.write_text(yaml.safe_dump(dict(document)))

@@ -70,10 +70,10 @@ class StepTimes(Follower):
 
 
 def record(*, trace: str, **started: Any) -> int:
-    """Run a worker that records every instruction. started: the launcher's other arguments for the worker."""
+    """Run a worker that records every instruction; return its exit code. started: the launcher's other arguments."""
     return process.main(**started, follower=Recorder(trace))
 
 
 def time_steps(*, trace: str, **started: Any) -> int:
-    """Run a worker that records when its steps end. started: the launcher's other arguments for the worker."""
+    """Run a worker that records when its steps end; return its exit code. started: the launcher's other arguments."""
     return process.main(**started, follower=StepTimes(trace))

@@ -52,7 +52,7 @@ class Size:
 
 @dataclass(slots=True, kw_only=True)
 class Window:
-    """The figures of one measured window."""
+    """The figures of one measured period."""
 
     seconds: float = 0.0
     cores: dict[str, float] = field(default_factory=dict)  # by process

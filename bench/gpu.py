@@ -226,7 +226,7 @@ def train_plainly(document: Any, sizes: Sizes, compiled: bool, seconds: float) -
 
 
 def in_a_process(work: Callable[[float], Figures], seconds: float) -> Figures:
-    """Run a function in a process of its own, so that the GPU's memory is free afterwards."""
+    """Run a function in its own process, so that the GPU's memory is free afterwards, and return its figures."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, seconds).result()
 
@@ -245,7 +245,7 @@ def take_turns(clock: Clock, figure: str, sides: Mapping[str, Callable[[float], 
 
 
 def throughput(clock: Clock, sizes: Sizes) -> Figures:
-    """Measure the speed of one plain process, of one worker, and of a pipeline over all devices."""
+    """Return the speed of one plain process, of one worker, and of a pipeline over all devices, eager and compiled."""
     sides: dict[str, Callable[[float], Figures]] = {}
     for how, compiled in (("eager", False), ("compiled", True))[: 2 if sizes.compiled else 1]:
         plain = partial(train_plainly, job_of(sizes, 1).document, sizes, compiled)
@@ -271,7 +271,7 @@ def determinism(clock: Clock, sizes: Sizes) -> Figures:
 
 
 def same_bits(sizes: Sizes, seconds: float) -> Figures:
-    """Return whether a job that loses two workers has the same bits as an undisturbed job on another grid."""
+    """Return how many workers a job lost, and whether its bits equal those of an undisturbed job on another grid."""
     end = time.monotonic() + seconds
     disturbed = job_of(sizes, sizes.workers, BITS_STEPS, mode="Replicas")
     with (
@@ -292,7 +292,7 @@ def kills(clock: Clock, sizes: Sizes, losses: int) -> Figures:
 
 
 def kill(sizes: Sizes, losses: int, seconds: float) -> Figures:
-    """Kill workers one after the other, each at a random moment of a step once the last loss has healed."""
+    """Kill workers one after the other, each at a random moment once the last loss has healed; return figures."""
     end, moments, memory, rng = time.monotonic() + seconds, list[float](), list[int](), random.Random(0)
     with job_of(sizes, sizes.workers, mode="Replicas").run(page=False) as handle:
         with suppress(TimeoutError):

@@ -44,7 +44,7 @@ class StrategyRates(GridRates):
         self._least_of: dict[tuple[int, int], float | None] = {}  # likewise
 
     def fastest(self, workers: int, stages: int) -> GridRate | None:
-        """Return the fastest fitting grid with this number of stages, preferring fewer workers among equals."""
+        """Return the fastest fitting grid with this many stages, with fewer workers among equals; None if none fits."""
         filled = stages, workers // stages
         if filled not in self._fastest:
             ranking = self.fastest_of_each(workers, 1, {}, 1.0, stages)

@@ -55,7 +55,7 @@ class StrategyResult:
 
 
 def drive(policy: Policy, nodes: Timeline, zone_price: float = ZONE_TRAFFIC_PRICE) -> StrategyResult:
-    """Run a strategy over the whole timeline. zone_price: USD per GB that crosses zones, in each direction."""
+    """Run a strategy over a timeline, and return its result. zone_price: USD per GB that crosses zones, each way."""
     return _Drive(policy, nodes, zone_price).run()
 
 

@@ -104,7 +104,7 @@ class WorkerGateway:
         return sum(len(channels.connected) for channels in tuple(self._open.values()))
 
     def counting_refusals(self, authenticate: Authenticate) -> Authenticate:
-        """Wrap a check so that refused callers are counted by reason."""
+        """Wrap a check of callers so that refusals are counted by reason; return the wrapped check."""
 
         async def check(request: web.Request) -> WorkerId | None:
             try:

@@ -159,7 +159,7 @@ def _node_marks(node: Json, now: datetime) -> Iterator[tuple[DisruptionMark, flo
 
 
 def _own_seconds(node: Json) -> float | None:
-    """Return the seconds of notice in the node's own label, if it has one."""
+    """Return the seconds of notice in the node's own label; None without a valid one."""
     text = str((_metadata(node).get("labels") or {}).get(LABEL_NOTICE_SECONDS, ""))
     return float(text) if NOTICE_SECONDS.fullmatch(text) else None
 

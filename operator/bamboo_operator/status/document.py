@@ -137,9 +137,9 @@ def _workers(given: RuleInput, previous: BambooJobStatus) -> WorkerCounts:
 
 
 def _checkpoint(run: BambooJobStatus, previous: BambooJobStatus) -> CheckpointStatus:
-    """Return the newest known checkpoint; its written time is kept while its step stays the same.
+    """Return the newest known checkpoint: the written one, with its time, until the coordinator knows another step.
 
-    A coordinator that knows none has not looked yet, or none exists.
+    A coordinator that knows no checkpoint may not have looked for one yet.
     """
     known, before = run.checkpoint, previous.checkpoint
     return before if known.last_step in (None, before.last_step) else known
