@@ -1,1 +1,1 @@
-"""One worker's part in the job: it obeys plans, runs ready work, and continues when a neighbour is lost."""
+"""The engine of a worker: it obeys the coordinator's plans, runs its stages, and continues when a worker is lost."""

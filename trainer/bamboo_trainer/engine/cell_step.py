@@ -89,13 +89,13 @@ class CellStep:
     """A cell's work on one step.
 
     predecessor: the live worker that ran the cell before and still owes its last gradients. inputs: the input frames of
-    each of the program's instructions. since: the step with which this worker began to run the cell. in_midstep: it
-    began in the middle of a step, so other workers wait for the work that it repeats. evaluations: instructions at the
-    program's beginning that evaluate the state, before the step itself.
+    each of the program's instructions. since: the first step of the cell whose sent frames this worker's log has.
+    in_midstep: this worker took the cell over within a step, so others wait for the work that it repeats. evaluations:
+    number of instructions at the program's beginning that evaluate the state, before the step itself.
 
     figures: reported results of the step, once computed: the final gradient's squared norms, and the losses. portions:
     the cell's portions, if other workers share its microbatches. is_portion: this step is only one portion, and the
-    cell's owner may be another worker. kept: the first microbatch whose results the cell's keeper has not been sent.
+    cell's owner may be another worker. kept: the first microbatch not in the sums sent to the cell's keeper.
     passed: receiver and address of each frame sent with other workers' sums, and of each SUMMED frame. again: the work
     on each microbatch that runs only for neighbouring stages, because its gradient is in the sum already.
     """
@@ -162,8 +162,8 @@ class CellStep:
         *,
         only_evaluates: bool = False,
     ) -> None:
-        """Start the step for which the stage's version is ready, with nothing done. layout: None if its plan has not
-        come yet; the step waits for it.
+        """Start the step that the stage's values are ready for (`version`), at its first instruction. layout: None if
+        the plan with the step's layout has not come yet; the step waits for it.
 
         tied_to: the other stages that share parameters with this one. evaluations: how many batches are evaluated
         before the step. only_evaluates: the step trains nothing.
@@ -190,7 +190,7 @@ class CellStep:
         self.passed.clear()
 
     def await_sums(self, microbatches: Sequence[Range], stages: int) -> None:
-        """Set the parts whose sums a shared cell adds up, unless it has added them. microbatches: each part's range."""
+        """Set the ranges of microbatches whose sums the owner of a shared cell adds up, unless it has added them."""
         place = next((i for i, one in enumerate(self.program) if isinstance(one, AddPartialSums)), -1)
         if self.layout and place >= self.done:
             self.program[place] = one = AddPartialSums(tuple(microbatches))
@@ -202,7 +202,7 @@ class CellStep:
 
     @property
     def awaits_gradients(self) -> bool:
-        """Return whether a part of the cell's own gradients is not computed, or not received yet."""
+        """Whether a part of the cell's own gradients is not computed, or not received yet."""
         return any(isinstance(i, Computed | AddPartialSums) for i in self.program[self.done :])
 
     def is_ordinary(self, newest: int) -> bool:
@@ -230,7 +230,7 @@ class CellStep:
 
     @property
     def has_inputs(self) -> bool:
-        """Return whether all input frames of the next instruction have arrived."""
+        """Whether all input frames of the next instruction have arrived."""
         return self._has_inputs_of(self.done)
 
     def _has_inputs_of(self, place: int) -> bool:
@@ -252,8 +252,8 @@ class CellStep:
 
     @property
     def urgency(self) -> tuple[int, bool, int, int]:
-        """Return the rank among this worker's cells. The smallest runs first: the oldest step, then portions of cells,
-        then backwards before forwards, then later stages.
+        """The rank of the next instruction among this worker's cells; the smallest runs first: the oldest step, then
+        portions of cells, then backwards before forwards, then later stages.
 
         No other stage waits for weight gradients, so they rank last, unless the work behind them in the program has its
         inputs: then they rank like that work, which they delay.

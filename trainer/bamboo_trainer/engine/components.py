@@ -29,7 +29,7 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 
 class Components:
-    """The parts of one worker's engine, made with the first plan."""
+    """The parts of one worker's engine, created with the first plan of each origin (`Plan.origin`)."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Components:
     ) -> None:
         """Create the parts.
 
-        queue: frames to be taken in, including this worker's frames to itself. early: frames that wait for a plan on
-        its way. copies: the copies of layers. begun: stages in the states that the first plan names, by number.
+        first: the plan to begin with. queue: frames to be taken in, including this worker's frames to itself. early:
+        frames that wait for a later plan. copies: the copies of layers. begun: stages in the first plan's states.
         """
         self._coordinator, self._observer, self._history = ports.coordinator, ports.observer, ports.history
         self._clock, self._queue, self._early = ports.clock, queue, early
@@ -77,7 +77,7 @@ class Components:
         return self.committer.log.newest + 1
 
     def _receiver(self, address: Address) -> WorkerId:
-        """Return the receiver of a cell's frame; in an uncommitted step it is the worker that runs the microbatch."""
+        """Return a frame's receiver: the cell's owner or, in an uncommitted step, the runner of its microbatch."""
         assignment = self.plan.current.at(address.cell)
         if not assignment.portions or not is_of_microbatch(address) or self.repeated.is_repeated(address):
             return assignment.owner
@@ -85,7 +85,7 @@ class Components:
         return runner(assignment, layout, address.pipeline, address.microbatch) if layout else assignment.owner
 
     def _look_again(self) -> None:
-        """Let `turn` look again for work other than instructions, since more than a boundary tensor has arrived."""
+        """Let the next `turn` look for work of all kinds, after any change but the arrival of a boundary tensor."""
         self._look_first = self._look_last = True
         self.executor.look_again()
 
@@ -129,7 +129,7 @@ class Components:
     # on a commit
 
     def on_commit(self, step: int, commit: Commit) -> None:
-        """Process a commit, decided here or received."""
+        """Record a step's commit, decided here or received; inform all parts, and obey the plan that begins with it."""
         if not self.committer.record(step, commit):
             return
         self._look_again()
@@ -150,7 +150,7 @@ class Components:
     # on a frame
 
     def on_frame(self, sender: WorkerId, frame: Frame) -> None:
-        """Process a frame, or keep it for a later plan that gives this worker the part that needs it."""
+        """Process a frame of this or another worker; keep it if only a plan on its way can give it a use here."""
         kind, address = frame.address.kind, frame.address
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
         if kind not in BOUNDARY:
@@ -202,7 +202,7 @@ class Components:
                 self._keep_early(sender, frame)
 
     def _on_commits(self, frame: Frame) -> None:
-        """Process commits of another worker's log."""
+        """Process the newest commits of another worker's log, which a frame carries."""
         commits = frame.payload.filling.commits if frame.address.kind is FrameKind.LAYER else frame.payload
         for step, commit in commits:
             self.on_commit(step, commit)
@@ -344,7 +344,7 @@ class Components:
         self.checks.look(index)
 
     def _reached(self, index: int) -> None:
-        """Start to copy a state's new version, piece by piece, for a checkpoint, or copy it at once for a cut."""
+        """If a checkpoint or a cut needs a stage's new state, start to copy it piece by piece, or copy it at once."""
         values = self.states[index]
         commit = self.committer.log.commits.get(values.version - 1)
         self._copies.reached(index, values, commit.checkpoint if commit else None, self.plan.current)
@@ -352,14 +352,14 @@ class Components:
         self._hold(index)
 
     def hold(self, cut: CheckpointId) -> None:
-        """End this split of the layers with the state `cut`, unless the step after it is committed; copy that state."""
+        """Stop at the state `cut`, where the layers are split anew, and copy it, unless a later step is committed."""
         self._look_again()
         if self.committer.hold(cut):
             for index in self.states:
                 self._hold(index)
 
     def _hold(self, index: int) -> None:
-        """Copy a stage's state if this split of the layers ends with it."""
+        """Copy a stage's state at once if the layers are split anew after it (`Committer.cut`)."""
         values, cut = self.states.here(index), self.committer.cut
         if values is not None and cut is not None and values.version == cut.step:
             self._copies.hold(self.plan.current.origin, cut, values.layer_states(shown=False))

@@ -44,7 +44,7 @@ def is_due(version: int) -> bool:
 
 
 class StateChecks:
-    """The sender of states' checksums to the coordinator; keeps each stage's newest ones, and its checkpoint's."""
+    """The sender of states' checksums to the coordinator. It keeps those of the newest versions and checkpoint."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._states, self._log, self._coordinator = shared.states, shared.log, shared.coordinator
@@ -125,7 +125,7 @@ class ForwardSums(NamedTuple):
 
 @dataclass(slots=True)
 class _CheckedForward:
-    """The forward to check, run by the owner. taken: its inputs."""
+    """A forward to be checked, run by the owner. taken: the frame of its inputs; None on the first stage."""
 
     work: Work
     taken: Frame | None
@@ -133,7 +133,7 @@ class _CheckedForward:
 
 
 class SpotChecks:
-    """Spot checks: a cell's owner sends a microbatch's inputs and results; the checker computes them again."""
+    """Spot checks: a cell's owner sends a microbatch's inputs and checksums; the checker runs it again and compares."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._plan, self._outbox, self._states, self._log = shared.plan, shared.outbox, shared.states, shared.log
@@ -145,7 +145,7 @@ class SpotChecks:
     # as the owner
 
     def wants(self, cell_step: CellStep, microbatch: int) -> bool:
-        """Return whether the next forward, the first one of its step, is to be checked."""
+        """Return whether the forward of this microbatch, run next, is to be checked; only a step's first one can be."""
         cell, layout, stage = cell_step.cell, cell_step.layout, self._states.stage(cell_step.cell.stage)
         if layout is None or stage is None:
             return False
@@ -156,8 +156,8 @@ class SpotChecks:
         return self.checks(cell_step)
 
     def checks(self, cell_step: CellStep) -> bool:
-        """Return whether a microbatch of the cell is checked in this step; then a trial of its optimizer's step is
-        made, too.
+        """Return whether the schedule checks the cell's first microbatch in this step; then the stage's optimizer is
+        checked, too, by a trial step.
         """
         layout, step = cell_step.layout, cell_step.step
         if self._schedule is None or layout is None:
@@ -180,7 +180,7 @@ class SpotChecks:
         return microbatch == layout.split[cell_step.cell.pipeline][0]
 
     def backward(self, cell_step: CellStep, microbatch: int, given: Frame | None, inputs: Gradients) -> None:
-        """Send the checker the inputs and checksums. given: the frame that the backward took. inputs: its results."""
+        """Send the checker inputs and checksums. given: the frame that the backward took. inputs: its results."""
         made, cell = self._made.pop(cell_step.cell), cell_step.cell
         alone = made.work.gradients.alone
         if alone is None:
@@ -209,7 +209,7 @@ class SpotChecks:
             self._asked[frame.address.cell] = (sender, frame)
 
     def committed(self, step: int) -> None:
-        """Drop checks that are no longer possible, because this step was committed."""
+        """After a step's commit, drop checked forwards, and waiting checks whose state is not here any more."""
         self._made = {}
         for cell, (_, frame) in list(self._asked.items()):
             stage = self._stage(cell)
@@ -217,7 +217,7 @@ class SpotChecks:
                 del self._asked[cell]
 
     def asked_of(self) -> list[Cell]:
-        """Return the cells with a spot check that waits on this worker."""
+        """Return the cells whose spot check waits to be run by this worker."""
         return list(self._asked)
 
     def turn(self, cells: Container[Cell]) -> bool:
@@ -231,7 +231,7 @@ class SpotChecks:
         return False
 
     def turn_at_last(self) -> bool:
-        """Run a waiting check of a committed step, before the state changes. Return the result of `turn`."""
+        """Run a waiting check of a committed step, before the state changes; return False if there is none."""
         if not self._asked:
             return False
         return self.turn({cell for cell, (_, frame) in self._asked.items() if frame.address.step in self._log.commits})

@@ -46,7 +46,7 @@ Part = TypeVar("Part", TakenOver, CellFinished, StateSums)
 
 
 class Folding:
-    """The folding of messages about device stages into messages about stages.
+    """Translation of messages about device stages (a stage's parts, one on each device) into messages about stages.
 
     devices: number of the worker's devices; each of its stages runs as one device stage per device.
     """
@@ -60,12 +60,12 @@ class Folding:
         self._parts.clear()
 
     def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
-        """Keep only messages about these cells and device stages of the plan in force."""
+        """Drop waiting messages, except those about the stages that these cells and device stages belong to."""
         kept = {*map(self._cell, owned), *(stage_of(part, self._devices) for part in held)}
         self._parts = {key: parts for key, parts in self._parts.items() if key[1] in kept}
 
     def fold(self, message: Message) -> Message | None:
-        """Return the message about the stage; None while messages about its other device stages are missing."""
+        """Return the message as one about the whole stage; None while those of its other device stages are missing."""
         match message:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))
@@ -83,13 +83,13 @@ class Folding:
                 return message
 
     def _held(self, held: Mapping[int, int]) -> dict[int, int]:
-        """Return the oldest version of each stage's device stages, if all of them are held."""
+        """Return the version of each stage of which all device stages are held: the oldest of their versions."""
         stages = dict.fromkeys(stage_of(part, self._devices) for part in held)
         parts = {stage: parts_of(stage, self._devices) for stage in stages}
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
 
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
-        """Return the cell's takeover once its last part is taken over: the parts' maxima, as each ran every forward."""
+        """Return the cell's takeover, None until all parts are taken over: their maxima, as each ran every forward."""
         cell = self._cell(message.cell)
         parts = self._together(message, cell, message.cell.stage)
         if not parts:
@@ -116,17 +116,17 @@ class Folding:
         return StateSums(stage=stage, version=version, sums=sums)
 
     def _together(self, message: Part, subject: Cell | int, part: int, version: int = 0) -> list[Part]:
-        """Keep a message about a device stage. Return the messages about all device stages of its subject, in order of
-        the devices; none while one is missing.
+        """Keep a message about a device stage. Return the messages about all device stages of the cell or stage
+        `subject`, in order of the devices; empty until all have come.
         """
         by_device: dict[int, Part] = self._parts.setdefault((type(message), subject, version), {})
         by_device[device_of(part, self._devices)] = message
         return [by_device[device] for device in sorted(by_device)] if len(by_device) == self._devices else []
 
     def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
-        """Return the writers of each device stage, rotated so that layers keep their writers.
+        """Return the workers that take turns in writing each device stage's layers to a checkpoint.
 
-        stages: the layers of device stages.
+        writers: those of each stage; rotated, so that every layer keeps its writer. stages: layers of device stages.
         """
         unfolded = []
         for stage, names in enumerate(writers):
@@ -167,7 +167,7 @@ class Folding:
 
 
 def make_engine(ports: Ports, devices: int) -> Engine:
-    """Return the engine of a worker with this number of devices."""
+    """Create the engine of a worker with this number of devices."""
     return Engine(ports) if devices == 1 else DividedEngine(ports, devices)
 
 
@@ -195,7 +195,7 @@ class DividedEngine(Engine):
         super().keep_last_state(msgspec.structs.replace(wanted, writers=self._writers(wanted.writers)))
 
     def _writers(self, writers: Writers) -> Writers:
-        """Return the writers of each device stage; () without states here."""
+        """Return each device stage's writers (`Folding.unfolded_writers`); () while this worker has no states."""
         if self.components is None:
             return ()
         return self._folding.unfolded_writers(writers, self.components.plan.current.stages)
@@ -203,7 +203,7 @@ class DividedEngine(Engine):
     # to the coordinator
 
     def tell(self, message: Message) -> None:
-        """Pass on the engine's messages about device stages; see `Coordinator`."""
+        """Send the engine's message to the coordinator, folded into one about a whole stage (see `Coordinator`)."""
         parts = self.components
         if isinstance(message, PlanApplied) and parts:
             self._folding.keep(parts.plan.current.owned_by(parts.plan.worker), list(parts.states))

@@ -1,6 +1,6 @@
-"""The engine: it obeys plans, runs ready work, keeps replicas in step, and continues when a neighbour is lost.
+"""The engine of a worker: it obeys plans, runs its stages, keeps replicas in step, and continues after losses.
 
-One thread owns all of it. `handle(event)` takes in an event (a frame, a broken link), `obey` a plan, `turn()` does at
+One thread drives an engine. `handle(event)` takes in an event (a frame, a broken link), `obey` a plan, `turn()` does at
 most one piece of work and returns whether there was any. Nothing here blocks, reads a clock that was not injected, or
 raises because of a peer: the protocol simulator drives the same class.
 """
@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AwaitedLayers:
-    """A plan that begins when the layers of its states are here.
+    """A plan that comes into force once this worker has all layers of its stages.
 
-    when: the plan's arrival. begun: when building the stages began. Both in seconds of the clock. stages: not restored
-    yet, by number. owned: the stages that run here. kept: layers of a checkpoint whose copies stay here.
+    when: the plan's arrival. begun: when building the stages began. Both in seconds of the clock. stages: by number,
+    not restored yet. owned: numbers of the stages that run here. kept: layers whose copies stay in memory afterwards.
     """
 
     plan: Plan
@@ -60,7 +60,7 @@ class AwaitedLayers:
 
 
 class Engine:
-    """The engine of one worker. timer: measures the stages that run here."""
+    """The engine of one worker. timer: times of its stages. copies: layers' states in host memory."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
@@ -95,7 +95,7 @@ class Engine:
         self._take_in()
 
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
-        """Obey a plan; ignore it if its origin is older. arrived: when the plan came, if an instruction delayed it."""
+        """Put a plan in force, now or at its boundary; ignore an outdated plan. arrived: when it came, None for now."""
         when = self._ports.clock() if arrived is None else arrived
         newest, before = self.newest_plan, self.origin
         if plan.origin < before:
@@ -147,8 +147,8 @@ class Engine:
         self._ports.transport.peers(workers)
 
     def _restore(self, values: StageValues, plan: Plan, kept: Collection[int]) -> bool:
-        """Restore the state that the plan names. If it cannot be read, drop all states, report it to the coordinator,
-        and return False. kept: see `AwaitedLayers`.
+        """Set a stage's values to the state that the plan names, and return True. If that state cannot be read, drop
+        all states, send the coordinator RestoreFailed, and return False. kept: see `AwaitedLayers`.
         """
         assert plan.restore is not None
         if plan.moved:
@@ -201,12 +201,12 @@ class Engine:
         self.copies.drop(checkpoints)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
-        """As the root, mark a coming commit with the checkpoint that the coordinator requests."""
+        """As the root, begin the requested checkpoint with a later commit (see `Committer.take_checkpoint`)."""
         if self.components:
             self.components.committer.take_checkpoint(wanted)
 
     def hold(self, cut: CheckpointId) -> None:
-        """End this split of the layers with the state `cut`, unless the step after it is committed; copy that state."""
+        """Stop at the state `cut`, where the layers are split anew, and copy it, unless a later step is committed."""
         if self.components:
             self.components.hold(cut)
         self._take_in()
@@ -273,7 +273,7 @@ class Engine:
 
     @property
     def backwards(self) -> int:
-        """The number of microbatches' backwards run here since this worker joined."""
+        """The number of microbatches whose backward ran here since the states' origin (`Plan.origin`)."""
         return self.components.executor.backwards if self.components else 0
 
     @property
@@ -289,7 +289,7 @@ class Engine:
         return self.components.committer.step_seconds if self.components else Histogram.of(STEP_SECONDS)
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
-        """Return the times of stages here, if they are due. Only a single thread may call this."""
+        """Return new times of the stages here, at most once a second; else None. Only one thread may call this."""
         return self.timer.due(now)
 
     def owned_times(self) -> list[tuple[int, StageTimes]]:
@@ -297,7 +297,7 @@ class Engine:
         return self.timer.owned()
 
     def compile_seconds(self) -> dict[int, float]:
-        """Return the seconds of compiling the layers of each stage held here. Any thread may call this."""
+        """Return the seconds that compiling took, by number of a stage held here. Any thread may call this."""
         held = tuple(self.components.states.by_stage.items()) if self.components else ()
         return {index: state.stage.compile_seconds for index, state in held if state.stage}
 

@@ -21,7 +21,7 @@ from bamboo_trainer.stage.stage import Stage
 
 
 class Executor:
-    """The executor of this worker's cells. cells: their steps. handed_over: last gradients of cells that moved away."""
+    """The executor of a worker's cells. cells: each one's step. handed_over: last gradients of cells moved away."""
 
     def __init__(self, shared: EngineContext, committer: Committer, replicator: Replicator, spots: SpotChecks) -> None:
         self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
@@ -100,7 +100,7 @@ class Executor:
                 self._complete_takeover(cell_step)  # a move at the boundary, and nothing is owed
 
     def repeat(self, sender: WorkerId, frame: Frame) -> bool:
-        """Make a cell's frames that a neighbouring stage lacks. Return False if this worker runs none of the cell."""
+        """Resend or recompute a cell's frames that a neighbouring stage lacks. Returns like `PortionSteps.repeat`."""
         if not self.portions.repeat(sender, frame):
             return False
         owned = self.cells.get(frame.address.cell)
@@ -163,13 +163,13 @@ class Executor:
         cell_step.start(stage, self._plan.stages, layout, tied_to, evaluated, only_evaluates=only_evaluates)
 
     def _run_alone(self, cell_step: CellStep) -> None:
-        """Run the whole step from its start: no other worker continues it, or can send all its results."""
+        """Restart a shared cell's step to run it all here: no other worker continues it or has all its results."""
         self._start(cell_step, self._states.running(cell_step.cell))
         cell_step.since = cell_step.step
         self._outbox.resend(cell_step.cell, self._plan.worker)  # others send what they have when they are asked
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
-        """Finish the cell, and tell the coordinator, if nothing is left to do for it but to answer other workers."""
+        """Report the cell as finished if only requests of other workers for its frames are left to be answered."""
         held, step = self._states.here(cell_step.cell.stage), cell_step.step
         if cell_step.finished or cell_step.work is None or held is None or step < self._shared.steps:
             return
@@ -233,10 +233,10 @@ class Executor:
         return cell_step.has_inputs
 
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
-        """Return whether workers that would have to repeat the cell's step might lack frames of another lost cell.
+        """Return whether workers that repeat the cell's step after a loss might lack frames of another lost cell.
 
-        The log of frames between an owner's cells is lost with the owner. Only cells that are parts of one stage do not
-        need it, since one heir has them at one version. The same holds for two owners lost at once.
+        The log of frames between two cells of an owner is lost with the owner; only parts of one stage do not need it,
+        as one heir (the next owner) has them at one version. The same holds for the cells of two owners lost at once.
         """
         if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True
@@ -284,7 +284,7 @@ class Executor:
                 takeover.count(instruction)
 
     def _is_repeated_here(self, address: Address) -> bool:
-        """Return whether a frame comes from another part of the stage that is taken over together with its receiver."""
+        """Return whether a frame's sender is a device stage that is taken over together with its receiver."""
         cell, behind = address.cell, address.kind is FrameKind.GRADIENT
         source = Cell(cell.pipeline, cell.stage + (1 if behind else -1))
         if self._plan.devices == 1 or source not in self.cells or not self._plan.are_parts((cell, source)):

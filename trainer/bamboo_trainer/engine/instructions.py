@@ -69,7 +69,7 @@ class Instructions:
         self._actions[type(instruction)](cell_step, instruction)
 
     def _parts(self, cell_step: CellStep, microbatch: int | None = None) -> tuple[Stage, Work]:
-        """Return a cell's stage, and its work on the step, or on that microbatch if this is repeated."""
+        """Return a cell's stage and its work on the step; for a microbatch that is repeated, that microbatch's work."""
         work = cell_step.work if microbatch is None else cell_step.again.get(microbatch, cell_step.work)
         assert work is not None
         return self._states.running(cell_step.cell), work
@@ -92,8 +92,8 @@ class Instructions:
             self._outbox.emit(address, [part.detach() for part in outputs], facts)
 
     def _is_timed_by_layer(self, cell_step: CellStep, stage: Stage) -> bool:
-        """Count the next forward; return whether it runs layer by layer, each one timed, with the same bits. A stage's
-        first forward is checked, and repetitions are not measured.
+        """Count the next forward; return whether to run it layer by layer, to time each (with the same bits). A stage's
+        first forward is checked as a whole instead, and repetitions are not timed.
         """
         ordinary = stage.has_run and cell_step.is_ordinary(self._shared.log.newest)
         return ordinary and self._shared.timer.begins_forward(cell_step.cell.stage)

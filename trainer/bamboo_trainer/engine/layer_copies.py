@@ -1,4 +1,4 @@
-"""Copies of layers' states in host memory for checkpoints and cuts: made, held, and used to restore stages.
+"""Copies of layers' states in host memory for checkpoints and cuts (states at which the layers are split anew).
 
 Copies are made piece by piece while the worker waits for others in the next step. Pieces that are left when the state
 is about to change are copied then, and training waits only for these. A cut's copies are held until the layers are
@@ -39,13 +39,13 @@ class CheckpointFiles(Protocol):
     """The files of checkpoints, written while training continues."""
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
-        """Write these copies. seconds: the time for which training waited for the copies."""
+        """Write these copies to the checkpoint's files. seconds: the time for which training waited for the copies."""
 
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
-        """Restore a checkpoint's state into the values; return the layers that were read from the store. here: layers
-        that need not be read. Raises RestoreError.
+        """Restore a stage's values from a checkpoint; return the states of the layers read from the store. here: states
+        in memory, which are not read. Raises RestoreError.
         """
 
 
@@ -59,9 +59,9 @@ class _Share:
 
 
 class LayerCopies:
-    """The copies of layers in host memory.
+    """The copies of layers' states in host memory, made here or received.
 
-    held: by state and layer. cut: the cut whose copies are held, or will come from other workers.
+    held: the copies, by state and layer. cut: the cut whose copies are held, or will come from other workers.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class LayerCopies:
             self._say(state, layers)
 
     def obeyed(self, plan: Plan) -> None:
-        """Drop a cut's copies once other workers have begun with it, or begin with another state."""
+        """Drop the cut's copies if a plan of a newer origin does not begin with the cut, or asks for no copies."""
         if plan.origin > self._origin and (not plan.sources or plan.restore != self.cut):
             self._forget_cut()
 
@@ -256,7 +256,6 @@ class LayerCopies:
             self._say(checkpoint, left)
 
     def drop(self, checkpoints: Collection[CheckpointId]) -> None:
-        """Drop copies that are not needed any more."""
         for checkpoint in checkpoints:
             self.held.pop(checkpoint, None)
 
@@ -293,7 +292,7 @@ def is_exchanged(address: Address) -> bool:
 
 
 class LayerExchange:
-    """The exchange of layers' copies between workers. copies: this worker's; received ones are added."""
+    """The exchange of layers' copies between workers that begin anew. copies: this worker's, to which it adds."""
 
     def __init__(self, worker: WorkerId, transport: Transport, copies: LayerCopies) -> None:
         self._worker, self._transport, self._copies = worker, transport, copies
@@ -302,7 +301,7 @@ class LayerExchange:
 
     @property
     def missing(self) -> bool:
-        """Whether layers are on their way."""
+        """Whether some of the layers asked for have not come yet."""
         return bool(self._wanted)
 
     def asked(self) -> list[WorkerId]:
@@ -328,7 +327,7 @@ class LayerExchange:
         self._plan, self._wanted = None, {}
 
     def relinked(self, peer: WorkerId) -> None:
-        """Ask a peer again, as the question or the answer may be lost."""
+        """After a broken link to a peer, ask it again for the layers that it has not sent; its answer may be lost."""
         if self._plan and self._plan.restore and peer in self._wanted.values():
             self._ask(peer, self._plan.restore)
 

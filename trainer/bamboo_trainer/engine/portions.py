@@ -2,9 +2,9 @@
 
 Only `PortionSteps` knows of portions, of the sums that keepers keep, and of neighbouring stages that lack frames.
 
-`KeptSums` holds sums of finished groups of microbatches for a cell's next owner. An owner sends each sum as soon as it
-is finished, or a larger one that includes it, as often as that takes no more than half of the time (`Pace`). After a
-loss, the worker that keeps the sums continues behind them.
+`KeptSums` holds gradient sums of finished groups of microbatches. An owner sends each finished sum, or a larger one
+that includes it, to another worker, the cell's keeper, so often that sending takes at most half of the time (`Pace`).
+After a loss, the cell's next owner gets these sums and continues after their microbatches.
 """
 
 from collections.abc import Container, Iterator, Mapping, Set
@@ -23,13 +23,13 @@ from bamboo_trainer.transport.wire import Lane
 
 
 class KeptSums:
-    """Kept sums of the newest step of each cell, as frames. No sum is part of another one."""
+    """Gradient sums kept for cells' next owners, as frames: of each cell's newest step. No sum is part of another."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, list[Frame]] = {}
 
     def keep(self, frame: Frame) -> None:
-        """Keep a sum instead of the sums that are part of it. Ignore it if a known sum includes it, or is newer."""
+        """Keep a sum in place of the sums that are part of it. Ignore it if a kept sum includes it, or is newer."""
         address = frame.address
         known = [one for one in self._frames.get(address.cell, ()) if one.address.step >= address.step]
         if any(one.address.step > address.step or _is_part(address, one.address) for one in known):
@@ -56,18 +56,18 @@ class KeptSums:
 
 
 def _is_part(one: Address, other: Address) -> bool:
-    """Return whether a sum's microbatches are all in another sum."""
+    """Return whether the sum `other` includes all microbatches of the sum `one`."""
     return other.microbatch <= one.microbatch and one.part <= other.part
 
 
 class Pace:
-    """The pace of sending sums: none while one is in transit, and then none for the same number of microbatches."""
+    """The pace of sending sums: no sum while one is in transit, nor for as many microbatches after its arrival."""
 
     def __init__(self) -> None:
         self._rests = 0
 
     def allows(self, *, is_sending: bool) -> bool:
-        """Return whether to send a sum now; call after each microbatch. is_sending: the sum before is in transit."""
+        """Return whether to send a sum now; call after each microbatch. is_sending: an earlier sum is in transit."""
         if is_sending:
             self._rests += 1
             return False
@@ -108,7 +108,7 @@ class PortionSteps:
     # roles
 
     def keep_finished(self, cell: Cell) -> None:
-        """Keep finished groups' sums of a cell, and of its portions, for the worker that continues with it."""
+        """Keep the sums of groups that this worker has finished in a cell and its portions, for the next owner."""
         for one in self.cell_steps():
             if one.cell == cell:
                 self._keep_finished(one)
@@ -141,7 +141,7 @@ class PortionSteps:
         self._give_kept()
 
     def await_kept(self, old: Plan | None, changed: Set[Cell]) -> None:
-        """Wait for other workers' sums of cells that this worker owns from now on, or give sums away (`_gives`).
+        """Note the cells whose kept sums this worker waits for, as their new owner, or gives to their new owner.
 
         changed: cells that a plan in the middle of a step has given to other workers. old: the plan before it.
         """
@@ -198,7 +198,7 @@ class PortionSteps:
         self._give_kept(peer)
 
     def give_finished(self, one: CellStep, work: Work) -> None:
-        """Send the sums of newly finished groups to the worker that would continue with the cell."""
+        """Send the sums of newly finished groups to the cell's keeper, unless `Pace` forbids it."""
         receiver, layout = keeper(self._plan.current, one.cell), one.layout
         finished = work.gradients.finished
         if receiver is None or not finished or layout is None:
@@ -221,7 +221,7 @@ class PortionSteps:
     # the owner of a shared cell
 
     def gather(self, owned: CellStep) -> None:
-        """Add the available sums of this worker's shared cell; send them to its keeper, and inform the runners."""
+        """Give known sums to the step of this worker's shared cell and to its keeper; tell runners what is summed."""
         cell, step, layout = owned.cell, owned.step, owned.layout
         if not owned.portions or layout is None or step <= self._shared.log.newest:
             return
@@ -330,7 +330,7 @@ class PortionSteps:
             self.refresh()
 
     def summed(self, sender: WorkerId, address: Address) -> None:
-        """Stop running a portion: the cell's owner has its sum."""
+        """Stop running a portion, since the cell's owner reports that it has the portion's sum."""
         plan = self._plan.current
         if not plan.has(address.cell) or plan.at(address.cell).owner != sender:
             return
@@ -369,8 +369,8 @@ class PortionSteps:
                     self._outbox.post(worker, address, (), FrameFacts(again=True) if again else None)
 
     def repeat(self, sender: WorkerId, frame: Frame) -> bool:
-        """Make a cell's frames that a neighbouring stage lacks, from the log or by portions that begin again. Return
-        False if its microbatches do not run here.
+        """Resend a cell's frames that a neighbouring stage lacks, or begin portions again to make them. Return False if
+        the step is committed, or the workers do not run these cells under the plan in force.
         """
         address, plan = frame.address, self._plan.current
         beside = Cell(address.pipeline, address.part)
@@ -388,10 +388,10 @@ class PortionSteps:
         return True
 
     def _want(self, address: Address) -> list[CellStep]:
-        """Record that a neighbouring stage lacks a cell's frames from a microbatch of a step on.
+        """Record that a neighbouring stage lacks a cell's frames, from the address's microbatch on.
 
-        Return the steps of portions here that lack some of them in the log and will not make them: they are dropped,
-        and begin again with the next `refresh`.
+        Drop and return portions that have to run again because some of these frames are not in the log and will not be
+        made; the next `refresh` begins them.
         """
         cell, source = address.cell, address.part
         self._wanted[cell, source] = (address.step, address.microbatch)
@@ -404,7 +404,7 @@ class PortionSteps:
         return found
 
     def lacks(self, owned: CellStep) -> bool:
-        """Return whether a neighbouring stage lacks frames of a cell's step that this worker's log lacks, too."""
+        """Return whether a neighbouring stage wants frames of this cell's step that this worker's log does not have."""
         layout, pipeline = owned.layout, owned.cell.pipeline
         if layout is None or pipeline >= layout.pipelines:
             return False
@@ -463,7 +463,7 @@ class PortionSteps:
                     self._ask_beside(owned, plan.cells())
 
     def _begin(self, cell: Cell, microbatches: Range, layout: Layout, stage: Stage) -> CellStep:
-        """Return a new step of a portion, which continues after its first groups if their sums are here."""
+        """Return a portion's new step. It continues after the first groups if their sums are kept here."""
         step, (first, end) = stage.values.version, microbatches
         is_done = (cell, step, microbatches) in self._summed
         is_done = is_done or self._outbox.log.get(Address(FrameKind.PARTIAL_SUM, *cell, step, first, end)) is not None

@@ -18,9 +18,9 @@ from bamboo_trainer.transport.base import Transport
 
 
 class Observer(Protocol):
-    """An observer, called before and after every instruction: telemetry, or the fault injection of the tests.
+    """An observer, called before and after every piece of work: telemetry, or the fault injection of the tests.
 
-    event: Idle (nothing that must be done is ready), Epoch (a plan came into force), Takeover, Move (at a boundary).
+    event: Idle (no required work is ready), Epoch (a new plan), Takeover (within a step), Move (between two steps).
     """
 
     def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None: ...
@@ -34,12 +34,12 @@ class Observer(Protocol):
 class Ports:
     """The collaborators of an engine. builder: builds stages. files: the files of checkpoints.
 
-    new_id: makes the id of an attempt to write a checkpoint. host_memory: returns its size and use. copies: makes
-    copies of tensors to send, in host memory; each asynchronous copy leads to a `Copied` event. clock: seconds.
-    work_clock: seconds without the time in which the engine's thread waited for a processor. on_host: states kept only
-    for other workers stay in host memory. policy: decides whether to skip steps that are not finite. evaluations: which
+    new_id: makes the id of an attempt to write a checkpoint. host_memory: returns the limit and use, if known. copies:
+    copies tensors to host memory to send them; each asynchronous copy leads to a `Copied` event. clock: seconds.
+    work_clock: seconds without the time in which the engine's thread waited for a processor. on_host: optimizer states
+    of replicas stay in host memory. policy: decides whether to skip a step with NaN or infinity. evaluations: which
     states are evaluated. history: records commits. spots: which microbatches are checked; None: none. deterministic:
-    see `training.deterministic`. devices: number of the worker's devices; each stage runs in as many parts.
+    see `training.deterministic`. devices: number of the worker's devices; each stage is divided among them.
     """
 
     worker: WorkerId
@@ -65,7 +65,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext(CommitContext):
-    """The collaborators that an engine's parts share. timer, devices: measure work."""
+    """The collaborators that an engine's parts share. timer, devices: record how long stages and devices work."""
 
     ports: Ports
     timer: StageTimer

@@ -4,8 +4,8 @@ The first is a forward and a backward, because first runs are slow and would del
 steps, it is a forward with timed layers: workers of one pipeline run different layers, and are compared by layers that
 two of them have run (`bamboo_core.planning.splits.speeds`).
 
-A worker has made the inputs of the stage behind its own. With several devices it has, for each part of its own stage,
-the part of the next one on the same device: these parts take each other's outputs from rehearsals.
+The inputs of a rehearsal are the outputs of the worker's own stage, which precedes the replicated one. With several
+devices only the replicated stage's first part gets them; each other part gets the rehearsed outputs of the part before.
 """
 
 from collections.abc import Sequence
@@ -34,19 +34,19 @@ class Rehearsals:
         self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step: outputs of the part before it
 
     def take_roles(self, step: int, *, first: bool) -> None:
-        """Allow no rehearsal in this step, because a new plan came. first: the plan is the first one of the job."""
+        """Allow no rehearsal in this step, as a new plan changes roles. first: it is the first plan, which does not."""
         self._disturbed = None if first else step
         self._timed.clear()
 
     def turn(self, active: Sequence[CellStep]) -> bool:
-        """Rehearse a replicated stage; return False if none is due. active: the one stage run here, in its parts."""
+        """Rehearse a replicated stage; return False if none is due. active: the steps of the stage run here."""
         self._devices.collect()
         return any(self._rehearse_behind(one) for one in reversed(active))
 
     def _rehearse_behind(self, active: CellStep) -> bool:
-        """Rehearse the cell of the stage behind, with its state before that step; return False if that is not due.
+        """Rehearse the cell of the next stage, for which this worker is the shadow; return False if that is not due.
 
-        None is due in a step in which roles have changed: other workers may wait for work that this worker repeats.
+        It is not due in a step in which roles have changed: others may wait for work that this worker repeats.
         """
         plan, layout, step = self._plan.current, active.layout, active.step
         (d, s), devices = active.cell, self._plan.devices
@@ -71,7 +71,7 @@ class Rehearsals:
         return True
 
     def _sent(self, place: Place) -> Parts | None:
-        """Return the inputs of a cell's microbatch, if this worker has sent them."""
+        """Return the inputs of a cell's microbatch from the log of sent frames; None if they are not in the log."""
         frame = self._log.get(Address(FrameKind.ACTIVATION, *place[0], *place[1:]))
         return frame.inputs if frame else None
 

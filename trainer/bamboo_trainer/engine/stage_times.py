@@ -56,10 +56,10 @@ class _Stage:
     begun: int = 0
 
     def each(self, layers: Sequence[int]) -> tuple[float, ...]:
-        """Return the seconds of each layer's forward, in order; empty if one was not measured.
+        """Return the seconds of each layer's forward, in order; empty if no forward has measured all of them.
 
-        Forwards that run layer by layer are rare, so the newest may be outdated after a change. So each counts by its
-        ratio to the whole forwards after it, times the present time of a whole forward.
+        Forwards that run layer by layer are rare, so the newest may be outdated after a change. So a layer's time in
+        one counts relative to the whole forwards after that one, times the present time of a whole forward.
         """
         whole = [one for one in self.by_layer if one.layers.keys() >= set(layers)]
         now = median(self.forwards) if self.forwards else None
@@ -84,13 +84,13 @@ class StageTimer:
         self._due, self._asked = 0.0, True  # asked: the newest times were returned, or are outdated
 
     def begin(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Start with a new split. ranges: the layers of each stage."""
+        """Drop all times, as the layers are split anew. ranges: the layers of each stage, half-open ranges."""
         self._stages.clear()
         self._ranges, self._latest, self._asked = ranges, (), True
 
     @property
     def stages(self) -> tuple[tuple[int, int], ...]:
-        """The layers of each stage."""
+        """The layers of each stage, as half-open ranges."""
         return tuple(self._ranges)
 
     def hold(self, stages: set[int]) -> None:
@@ -175,7 +175,7 @@ class StageTimer:
 
 
 def _shown(seconds: float) -> float:
-    """Round to four digits, as heartbeats are short."""
+    """Round to four significant digits, to keep heartbeats short."""
     return float(f"{seconds:.4g}")
 
 
@@ -201,7 +201,7 @@ class _Device:
 
     @property
     def freed(self) -> float | None:
-        """Return when the device finished all queued work; None if it has not, or had none."""
+        """The clock's time when the device finished all queued work; None if it has not, or had none."""
         if self.anchor is None or self.last is None or not self.last.done():
             return None
         mark, at = self.anchor
@@ -218,8 +218,8 @@ class DeviceTimes:
 
     @contextmanager
     def measuring(self, stage: Stage | None, took: Took | None = None) -> Iterator[None]:
-        """Measure the work inside. took: called with its seconds, on an asynchronous device later; not called for a
-        forward whose layers are measured.
+        """Measure the time of a stage's work in this context. took: called with the seconds, on an asynchronous device
+        later (`collect`); not called for a forward whose layers are measured one by one.
         """
         self._by_layer = False
         if stage is None or not stage.runs_ahead:
@@ -267,7 +267,7 @@ class DeviceTimes:
             device.measured.clear()
 
     def freed(self, stage: int) -> float | None:
-        """Return when that device stage's device finished all queued work; None if it has not."""
+        """Return when a device stage's device finished all queued work, in clock seconds; None if it has not."""
         return self._of(stage).freed
 
     def _of(self, stage: int) -> _Device:
