@@ -15,7 +15,7 @@ _OWN: Final = frozenset(vars(nn.Module()))  # of every module
 
 
 class AsBuilt:
-    """The plain attributes of modules at the time of construction."""
+    """The plain attributes (numbers, texts, None) of modules, as of this object's construction."""
 
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
         self._first = {
@@ -34,7 +34,7 @@ class AsBuilt:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Restore the attributes as built within this context, and afterwards their values from before it."""
+        """Set the attributes to their values as built in this context; afterwards restore the present ones."""
         kept = [(module, {name: vars(module)[name] for name in _plain(module)}) for module, _ in self._first.values()]
         for module, first in self._first.values():
             _set(module, first)

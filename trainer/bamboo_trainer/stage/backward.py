@@ -89,7 +89,7 @@ class BackwardRunner:
             total.added(microbatch)
 
     def _reached(self, ends: Ends) -> list[tuple[GradientEdge, Tensor]]:
-        """Return the graph edges of the ends, with gradients on the device. Ends without a graph are left out."""
+        """Return the graph edges where a backward begins, with gradients on the device; omit ends without a graph."""
         edges = [(end if isinstance(end, GradientEdge) else edge_of(end), g) for end, g in ends]
         reached = [(edge, g) for edge, g in edges if edge is not None]
         return list(zip([edge for edge, _ in reached], self._bring([g for _, g in reached]), strict=True))
@@ -99,7 +99,7 @@ class BackwardRunner:
         return f"the backward of {layers}, at step {step + 1}, microbatch {microbatch},"
 
     def _postponed(self, work: Work, microbatch: int, pairs: list[tuple[GradientEdge, Tensor]], leaves: Parts) -> bool:
-        """Compute only the inputs' gradients, and return True, if this microbatch's backward can be split."""
+        """If this microbatch's backward can be split, compute only its inputs' gradients, and return True."""
         if not self._splits:
             return False
         with self._watched() if self._unwatched else nullcontext():
@@ -110,7 +110,7 @@ class BackwardRunner:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Stop splitting backwards if a layer runs again in one: it would run again in each part.
+        """Note in this context layers that run again in the backward; then stop splitting: they would run in each part.
 
         The task names its checkpointed layers (`Task.checkpointed`), but a module may also checkpoint itself.
         """
@@ -139,7 +139,7 @@ class BackwardRunner:
             self.weights(work, step, max(work.postponed))
 
     def _bind(self, total: GradientSum) -> None:
-        """Make backwards add to the sum's target."""
+        """Make backwards add the parameters' gradients to the sum's target."""
         if not total.is_begun:
             self._parameters.unbind()  # from a finished sum, which may have to make room
         self._parameters.bind(total.target)

@@ -76,7 +76,7 @@ def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
 
 
 def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Collection[str] = ()) -> str:
-    """Return the sum of the SHA-256 of all tensors and numbers: equal for bit-equal states. without: names left out."""
+    """Return the sum of the SHA-256 of all tensors and numbers: equal for bit-equal states. without: slots left out."""
     digests = []
     for name, tensor in _named(parameters, optimizer):
         if _slot(name) not in without:
@@ -91,7 +91,7 @@ def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Colle
 
 
 def checksums(parameters: FlatParameters, optimizer: OptimizerState) -> dict[str, int]:
-    """Return 64-bit checksums of all tensors, by name, computed on their device, and of all numbers."""
+    """Return 64-bit checksums of each tensor, by name, computed on its device, and of all numbers (NUMBERS)."""
     sums = {name: checksum(tensor) for name, tensor in _named(parameters, optimizer)}
     scalars = sorted((name, repr(value)) for name, value in optimizer.scalars().items())
     return {**sums, NUMBERS: checksum_of((), scalars)}
@@ -154,7 +154,7 @@ class Constants:
         }
 
     def renew_running(self) -> None:
-        """Accept the running buffers' values after a commit."""
+        """Accept the present values of the running buffers, which a commit has changed."""
         for place in self._running:
             tensor = self._layers[place[0]].get_buffer(place[1])
             self._known[place] = _Known(tensor, _changes(tensor), None)

@@ -48,7 +48,7 @@ class Toolchain:
 
 @functools.cache
 def toolchain(*, gpu: bool) -> Toolchain:
-    """Return the versions of this machine's compilers, or what is missing. gpu: Triton is required, too."""
+    """Return the versions of this machine's compilers, or the missing one. gpu: whether Triton is required, too."""
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return Toolchain("", f"Python's headers (Python.h in {sysconfig.get_path('include')})")
     compiler = os.environ.get("CXX") or "g++"
@@ -87,7 +87,7 @@ class InputForm(NamedTuple):
 
 
 def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple[InputForm, ...]]:
-    """Return the forms of each layer's inputs, for layers before `end`; for fewer if one cannot run without data."""
+    """Return the forms of each layer's inputs, for layers before `end`, up to the first that needs data to run."""
 
     def outputs(walk: Walk, index: int, inputs: Parts) -> tuple[tuple[InputForm, ...], Parts]:
         layer = rounded(walk.layer(index), config.parameter_dtype)
@@ -111,9 +111,9 @@ _ALL_LAYERS: Final = 1 << 20  # limit for codes of all layers of one class in a 
 
 
 class CompiledLayers:
-    """A stage's layers, compiled. left: why a layer runs eagerly, by the layer's number.
+    """A stage's layers, compiled; they draw the same random numbers as without compilation.
 
-    deterministic: torch chooses no kernels by benchmarks. Layers draw the same random numbers as without compilation.
+    deterministic: torch chooses no kernels by benchmarks. left: by layer that is not compiled, the reason.
     """
 
     def __init__(self, layers: Mapping[int, nn.Module], *, deterministic: bool) -> None:
@@ -141,7 +141,7 @@ class CompiledLayers:
         self.seconds = 0.0  # of compiling ahead
 
     def call(self, index: int, given: Any) -> Any:
-        """Return the outputs of a layer, like `call_layer`. Raises TaskError for a layer that cannot be compiled."""
+        """Run a layer, compiled on its first call, like `call_layer`. Raises TaskError if it cannot be compiled."""
         layer = self._layers[index]
         compiled = self._compiled.get(index, layer)
         try:
@@ -157,9 +157,9 @@ class CompiledLayers:
     def compile_ahead(
         self, forms: Mapping[int, tuple[InputForm, ...]], device: torch.device, call: Callable[..., Any]
     ) -> None:
-        """Compile layers before they are needed, with zeros of these forms. call: (layer, inputs), as in a forward.
+        """Compile layers before they are needed, by running them on zeros of these forms. call: runs (number, inputs).
 
-        The code of the backward is compiled with the forward. A layer that cannot take zeros is compiled later.
+        The backward is compiled together with the forward. A layer that raises for zeros is compiled later.
         """
         begun = time.perf_counter()
         for index in self._compiled.keys() & forms.keys():

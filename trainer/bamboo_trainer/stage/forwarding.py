@@ -78,7 +78,7 @@ class ForwardRunner:
     """
 
     def __init__(self, values: StageValues, reader: BatchReader, bring: Bring) -> None:
-        """Create the runner, and compile the layers if the job asks for it. bring: copies to the device."""
+        """Create the runner, and compile the layers if the job asks for it. bring: copies tensors to the device."""
         task, config = values.task, values.config
         self._task, self._config, self._load, self._bring = task, config, partial(reader.batch, values.index), bring
         self._layers, self._device = values.layers, values.device
@@ -103,8 +103,8 @@ class ForwardRunner:
         return not self._checkpointed.isdisjoint(self._layers)
 
     def expect(self, step: int, microbatches: Iterable[int]) -> None:
-        """Compute the random seeds of a step's forwards ahead: together they take a fraction of the time that they take
-        one by one, between layers. Other forwards compute their own.
+        """Compute the random seeds of a step's forwards ahead, which is much faster than one by one between layers. A
+        forward whose seeds are not known computes its own.
         """
         known = {place: seeds for place, seeds in self._seeds.items() if place[0] == step}
         self._seeds = known | {(step, m): self._seeds_of(step, m) for m in microbatches}
@@ -125,11 +125,11 @@ class ForwardRunner:
         return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets)
 
     def advance(self, forwarding: Forwarding) -> None:
-        """Run one more layer; after the last one of the model, the loss."""
+        """Run the next layer. After the model's last layer, compute the loss and the metrics, too."""
         self.run(forwarding, forwarding.layer + 1)
 
     def run(self, forwarding: Forwarding, end: int) -> None:
-        """Run the layers up to `end`; after the last one of the model, the loss."""
+        """Run the layers before `end`. After the model's last layer, compute the loss and the metrics, too."""
         with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
             self._run(forwarding, end)
 
@@ -157,7 +157,7 @@ class ForwardRunner:
                 f.measure(self._task, f.targets)
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
-        """Run a layer's forward, seeded, for the backward's recomputation. capture: gets its norms' statistics."""
+        """Run a layer, seeded; the backward repeats this call. capture: gets norms' statistics in the forward only."""
         with capturing(capture):
             return self._call(index, seed, given)
 

@@ -58,7 +58,7 @@ class _Held:
     gradients: tuple[Tensor | None, ...] | None = None
 
     def note(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        """As a prehook, keep the gradients. In the second part return the kept ones, so that hooks count once."""
+        """Keep the gradients (an autograd prehook); in the second part, return the kept ones, so hooks count once."""
         if self.gradients is None:
             self.gradients = gradients
             return None
@@ -87,18 +87,18 @@ class WeightGradients:
                 torch.autograd.backward([edge for edge, _ in reached], [g for _, g in reached], inputs=parameters)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors kept in addition to the graph's own."""
+        """Yield the tensors that this object keeps, apart from those that the graph has saved."""
         yield from self.leaves
         for nodes, _ in self._frontier:
             yield from (g for _, held in nodes for _, g in held.reached())
 
 
 def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightGradients | None:
-    """Compute the inputs' gradients, `leaf.grad`, and return the rest; None, with nothing done, if it cannot be split.
+    """Run the first part of a backward, which computes `leaf.grad` of the inputs; return the postponed second part.
 
-    It cannot if there is nothing to split, or if a parameter is reached from an operation that computes all gradients
-    at once, from two operations of which one leads to the other, or from a custom autograd function on the way to the
-    inputs, which may do anything.
+    Return None, with nothing run, if the backward cannot be split: there is nothing to split, or a parameter is reached
+    from an operation that computes all gradients at once, from two operations of which one leads to the other, or from
+    a custom autograd function on the way to the inputs, which may do anything.
     """
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     frontier = _frontier([end.node for end, _ in ends], inputs) if inputs else None
@@ -115,8 +115,8 @@ def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightG
 
 
 def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node, ...], list[Tensor]] | None:
-    """Return the operations that lead both to inputs and to parameters, grouped by these parameters, which are the
-    values.
+    """Return the operations that lead both to inputs and to parameters: by group of operations, the parameters that
+    only this group leads to.
 
     None if a parameter is also reached in another way, or if an operation cannot compute only a part of its gradients.
     """
@@ -197,8 +197,8 @@ PIECE: Final = 1 << 24  # elements to bring from host memory at once
 
 
 class GradientSum:
-    """The sum of gradients: backwards add to `target`; a group's sum joins the one before it as soon as both are halves
-    of a node of the tree. So it needs at most log2 of the number of groups tensors in addition to the target. A group
+    """The sum of gradients over microbatches: backwards add to `target`; a group's sum is added to the one before it as
+    soon as both are halves of a node of the tree. So at most log2(groups) tensors exist besides the target. A group
     of one microbatch that is the right half of a node needs no target: its gradient is added to the left half (`half`),
     the same addition. On a GPU without room the finished sums wait in host memory, where they are not modified.
 
@@ -257,7 +257,7 @@ class GradientSum:
         return total if self._halved else None
 
     def _zeros(self) -> Tensor:
-        """Return a tensor of zeros, after moving finished sums, the first ones first, to make room."""
+        """Return a tensor of zeros, after moving finished sums to host memory where the device lacks room."""
         for place in range(len(self._done)):
             self._done[place] = self._moved(*self._done[place])  # and no name keeps the moved tensor
         return torch.zeros(self._size, dtype=torch.float32, device=self._device)
@@ -268,7 +268,7 @@ class GradientSum:
         return node, total if stays else total.cpu()
 
     def apart(self, total: Tensor) -> Tensor:
-        """Return a finished sum's value, safe from later additions: a copy, in host memory if the device is full."""
+        """Return a finished sum as a copy that later additions do not change; in host memory if the device is full."""
         if total.device != self._device:
             return total
         return total.clone() if has_room(self._device, total.nbytes) else total.cpu()
@@ -304,7 +304,7 @@ class GradientSum:
         return [*self._done, (SumNode(self._group, self._group + 1), self.target)]
 
     def _merged(self, nodes: list[tuple[SumNode, Tensor]], places: Sequence[slice]) -> list[tuple[SumNode, Tensor]]:
-        """Return the nodes after summing the last two, in these places, as long as they are halves of a node."""
+        """Sum the last two nodes, in these ranges, as long as they are halves of one node; return the nodes left."""
         nodes = list(nodes)
         while len(nodes) > 1:
             (left, total), (right, other) = nodes[-2:]
@@ -340,7 +340,7 @@ class GradientSum:
         self._added = microbatches[1]
 
     def nodes(self, bucket: int | None = None) -> tuple[tuple[SumNode, Tensor], ...]:
-        """Return the sum of all microbatches, as nodes of the tree, in order.
+        """Return the sums of all microbatches of the cell, as the largest nodes of the tree, in order.
 
         bucket: only its elements are needed; there `target` has the last microbatch's gradient, which need not have
         been `added` and may be missing elsewhere.
@@ -354,7 +354,7 @@ class GradientSum:
         return tuple(nodes)
 
     def total(self) -> Tensor:
-        """Return the sum of all groups of the step, all of which must be here."""
+        """Return the sum over all groups of the step, all of which must be summed here."""
         ((_, total),) = self.nodes()
         return total
 

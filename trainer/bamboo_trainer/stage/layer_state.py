@@ -43,7 +43,7 @@ class LayerState:
 
     @classmethod
     def of(cls, frame: Frame) -> "LayerState":
-        """Return the state in a frame, which `payloads.read` has checked."""
+        """Return the state in a frame, which `frames.read` has checked."""
         held: LayerPayload = frame.payload
         tensors = dict(zip(held.tensors, frame.tensors, strict=True))
         address = frame.address
@@ -69,7 +69,7 @@ class LayerState:
 
 
 def layer_of(name: str) -> int:
-    """Return the layer whose state has a tensor or number of that name."""
+    """Return the number of the layer whose state has a tensor or number of that name."""
     return int(name.partition(":")[2].partition(".")[0])
 
 
@@ -128,7 +128,7 @@ def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
 
 
 def needed(layers: Collection[int], parameters: FlatParameters) -> tuple[int, ...]:
-    """Return the layers whose states restore a stage of these layers: its own, and the owners of tied parameters."""
+    """Return the layers whose states `restore` needs: the stage's own, and those that own its tied parameters."""
     return tuple(sorted({*layers, *(layer_of(name) for name, _ in parameters.named())}))
 
 
@@ -140,7 +140,7 @@ def restore(
 ) -> int:
     """Restore a stage of these layers, and return the version. states: the `needed` ones, or more.
 
-    Raises ValueError, with nothing changed, if one is missing, or they do not fit each other or the stage.
+    Raises ValueError, with nothing changed, if a state is missing, or the states do not fit each other or the stage.
     """
     wanted = []
     for index in needed(layers, parameters):
@@ -201,7 +201,7 @@ PIECE_BYTES: Final = 16 << 20  # a few milliseconds
 class LateCopies:
     """Copies of layers' states in progress. The state must not change until they are done.
 
-    layers: the states, complete when done. KINDS: the tensors that are copied piece by piece.
+    layers: the states, complete when done. KINDS: name prefixes of the tensors that are copied piece by piece.
     """
 
     KINDS: Final = ("parameter:", "state:")

@@ -50,7 +50,7 @@ class GroupNumbers:
         self._places = {s.name: places[id(s.parameter)] for s in slots if id(s.parameter) in places}
 
     def changed(self) -> dict[str, dict[str, Scalar]]:
-        """Return each slot's changed numbers by key, with MARK. Raises TaskError for a value that is no number."""
+        """Return the changed numbers by slot's name and MARKed key. Raises TaskError for other changed values."""
         by_group = {number: self._changed(number) for number in dict.fromkeys(self._places.values())}
         return {slot: by_group[number] for slot, number in self._places.items()}
 
@@ -69,8 +69,8 @@ class GroupNumbers:
         return changed
 
     def checked(self, given: Mapping[str, Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
-        """Return numbers by group, for `set`. given: by slot and MARKed key. Raises ValueError if a group's slots
-        differ.
+        """Return the given numbers by group, for `set`. given: by slot's name and MARKed key. Raises ValueError if they
+        differ between slots of one group.
         """
         wanted: list[dict[str, Scalar] | None] = [None] * len(self._groups)
         witness: dict[int, str] = {}
@@ -86,7 +86,7 @@ class GroupNumbers:
         return [numbers or {} for numbers in wanted]
 
     def set(self, wanted: Sequence[Mapping[str, Scalar]]) -> None:
-        """Set each group's numbers; other keys, and a kernel that the task names, become as before the first step."""
+        """Set each group's numbers. Reset other keys, and the kernel if the task names it, to their initial values."""
         for group, first, numbers in zip(self._groups, self._first, wanted, strict=True):
             for key in group.keys() - self._others - first.keys():
                 del group[key]
@@ -126,10 +126,10 @@ def _layer(slot: Slot) -> str:
 
 
 class OptimizerTrial:
-    """A trial step of a rebuilt optimizer, made when the gradients are set, before the real optimizer's step."""
+    """A trial step of a rebuilt optimizer: create it before the real optimizer's step, and call `compare` after it."""
 
     def __init__(self, slots: Sequence[Slot], real: ScheduledOptimizer, groups: GroupNumbers) -> None:
-        """Build the second optimizer. Raises TaskError or ValueError if that is impossible."""
+        """Build the second optimizer, on copies of parameters, gradients and state. Raises TaskError, ValueError."""
         assert real.inner is not None
         self._state = real.inner.state
         twins = [Slot(s.name, nn.Parameter(s.parameter.detach().clone()), 0, None) for s in slots]
@@ -218,7 +218,7 @@ class OptimizerState:
             self._create(parameters, optimizer)
 
     def _create(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
-        """Create the state with a step that is then undone."""
+        """Create the optimizer's state, all zeros, by a step with zero gradients that is then undone."""
         saved = [slot.parameter.detach().clone() for slot in self._slots]
         parameters.bind_final(torch.zeros_like(parameters.flat))
         optimizer.step()
@@ -272,7 +272,7 @@ class OptimizerState:
             return None
 
     def may_have(self, name: str) -> bool:
-        """Return whether the name's value is optional: it appears with a step, or depends on the job's settings."""
+        """Return whether a state may lack the value of this name, which appears only with a step, or with a setting."""
         slot, key = parted(name)
         return slot in self._by_name and (not self.fixed or key.startswith(MARK))
 
@@ -324,7 +324,7 @@ class OptimizerState:
                     state[key] = moved(value)
 
     def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
-        """Set the plain numbers that belong to this optimizer."""
+        """Set the state's plain numbers; ignore names of parameters that this optimizer does not have."""
         for slot, key, value in self._own(scalars):
             if not key.startswith(MARK):
                 self._state.setdefault(self._by_name[slot].parameter, {})[key] = value
@@ -332,7 +332,7 @@ class OptimizerState:
         self._place_counts()
 
     def _group_numbers(self, scalars: Mapping[str, Scalar]) -> dict[str, dict[str, Scalar]]:
-        """Return the numbers of groups by slot and key."""
+        """Return the parameter groups' numbers among these, by slot's name and key."""
         by_slot: dict[str, dict[str, Scalar]] = {}
         for slot, key, value in self._own(scalars):
             if key.startswith(MARK):
@@ -352,12 +352,12 @@ class OptimizerState:
 
 
 def state_of(slot: str) -> str:
-    """Return the prefix of the names of a parameter's optimizer state."""
+    """Return the prefix of the names in a parameter's optimizer state. slot: the parameter's name."""
     return f"state:{slot}:"
 
 
 def parted(name: str) -> tuple[str, str]:
-    """Return the slot and key of a name; two empty texts if it is not of an optimizer's state."""
+    """Split a name into slot's name and key; two empty texts if it does not name an optimizer's state."""
     kind, _, place = name.partition(":")
     slot, _, key = place.rpartition(":")
     return (slot, key) if kind == "state" else ("", "")

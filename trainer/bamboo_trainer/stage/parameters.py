@@ -43,10 +43,10 @@ class Bucket(NamedTuple):
 
 
 def buckets_of(starts: Mapping[int, int], size: int, gradient_size: int) -> tuple[Bucket, ...]:
-    """Divide a gradient into buckets, in the order in which a backward reaches the layers: the last ones first.
+    """Divide a stage's flat gradient into buckets, in the order of a backward: the last layers first.
 
     starts: where each layer's gradients begin, in elements. size, gradient_size: see `FlatParameters`; the elements
-    between the two, further uses of tied parameters by any layers, are a last bucket, unless there is only one.
+    between the two, of tied parameters' further uses in any layers, are a last bucket, unless there is only one bucket.
 
     A stage that is not the first one has one bucket: while its last gradients are summed, earlier stages still compute.
     """
@@ -66,9 +66,9 @@ def buckets_of(starts: Mapping[int, int], size: int, gradient_size: int) -> tupl
 
 
 class Cut(NamedTuple):
-    """A cut between two layers: the outputs of the first, and the leaves that the second was given.
+    """A cut of a forward between two layers, where a bucket begins: the first layer's outputs, the second's inputs.
 
-    losses: how many losses the layers before it have added.
+    leaves: the inputs, detached from the outputs (`passed`). losses: how many losses the layers before have added.
     """
 
     passed: Parts
@@ -102,7 +102,7 @@ def parts_of(ends: Ends, added: int, cuts: Sequence[Cut]) -> Iterator[BackwardPa
 
 
 class NormPlace(NamedTuple):
-    """A normalization module with running statistics, and where the flat gradient has its sums."""
+    """A norm with running statistics, and the offset at which the flat gradient holds its sums, in elements."""
 
     layer: int
     norm: RunningNorm
@@ -144,7 +144,7 @@ ALIGNMENT = 16  # a parameter's place, with its mark, is padded to a multiple of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """A parameter's place in the flat buffers."""
+    """A parameter's place in the stage's flat buffers. offset: in elements."""
 
     name: str  # of a tied group: its first name, in any layer
     parameter: nn.Parameter
@@ -153,7 +153,7 @@ class Slot:
 
     @property
     def mark(self) -> int:
-        """The place of the parameter's mark in a gradient."""
+        """The index of the parameter's mark in the flat gradient (more than zero: a backward has reached it)."""
         return self.offset + self.parameter.numel()
 
     @property
@@ -199,7 +199,7 @@ class TiedSegment:
         return frozenset(use.stage for use in self.uses)
 
     def places(self, stage: int) -> list[slice]:
-        """Return the places of this segment's uses in the gradient of `stage`, to which the segment belongs."""
+        """Return where the stage's flat gradient has the gradient of each use by its own layers, in layer order."""
         offsets = [use.offset for use in self.uses if use.stage == stage and use.offset is not None]
         return [slice(offset, offset + self.size) for offset in offsets]
 
@@ -207,7 +207,7 @@ class TiedSegment:
 def tied_segments(
     parameters: "FlatParameters", groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
 ) -> tuple[TiedSegment, ...]:
-    """Return the tied groups that a stage with these parameters has to sum, by group."""
+    """Return the tied groups whose layers' gradients a stage has to sum, by group. groups: from `tied_groups`."""
     layers: dict[int, set[int]] = {}
     for name, (group, _) in groups.items():
         layers.setdefault(group, set()).add(int(name.partition(".")[0]))
@@ -325,7 +325,7 @@ class FlatParameters:
         return tensor.untyped_storage().data_ptr() in self._storages
 
     def bind(self, gradient: Tensor) -> None:
-        """Make the parameters' gradients views of this tensor, which backwards then add to."""
+        """Make the parameters' gradients views of this flat tensor, so that backwards add to it."""
         if self._bound is gradient:
             return
         assert gradient.shape == (self.gradient_size,)
@@ -373,7 +373,7 @@ class FlatParameters:
             slot.parameter.grad = slot.of(gradient).to(dtype) if used is None or used[number] else None
 
     def mark(self, gradient: Tensor, marked: set[int]) -> None:
-        """Mark in the gradient the parameters reached since the last call. marked: numbers already marked; updated."""
+        """Mark in the gradient the parameters that backwards have reached since the last call. marked: updated."""
         new = sorted(self._reached.keys() - marked)
         self._reached.clear()
         if new:  # selecting marks takes longer than writing them
@@ -382,7 +382,7 @@ class FlatParameters:
             marked.update(new)
 
     def used(self, gradient: Tensor) -> list[bool]:
-        """Return for each slot whether any backward in this final gradient has reached it."""
+        """Return, for each slot, whether a backward has reached its parameter, by the final gradient's marks."""
         return [mark > 0 for mark in gradient[self._slot_marks].tolist()]
 
     def unbind(self) -> None:
@@ -409,7 +409,7 @@ class FlatParameters:
 
 @lru_cache(maxsize=4096)
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor, in elements."""
+    """Return the strides of a contiguous tensor of this shape, in elements."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

@@ -34,7 +34,7 @@ class Stage:
 
     The boundary contract: outputs are all parts, and require a gradient if anything before them is trained. Gradients
     are those of the floating-point parts only, in order (integer parts have none). A part that needs none, or that the
-    loss does not depend on, has None: with zeros, the parameters behind it would count as used. Saved contexts keep the
+    loss does not depend on, has None: with zeros, the parameters before it would count as used. Saved contexts keep the
     inputs they were given (no copy): reuse a pooled buffer only after the microbatch's backward.
 
     has_run: a forward was run. as_built: the modules' attributes as built; None for compiled modules, whose code is
@@ -61,7 +61,7 @@ class Stage:
         self.as_built = None if values.config.compile else AsBuilt(values.layers)
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
-        """Begin work on a step's microbatches: whole groups, divided at the bounds. bucketwise: the last microbatch's
+        """Return new, empty work on a step's microbatches. bounds: see `GradientSum`. bucketwise: the last microbatch's
         backward begins with one bucket, and `backward_rest` continues with the next ones.
         """
         self._forwards.expect(self.values.version, microbatches)
@@ -107,7 +107,7 @@ class Stage:
         return self._forwards.start(step, microbatch, inputs)
 
     def advance(self, forwarding: Forwarding) -> None:
-        """Run one more layer; after the last one of the model, the loss."""
+        """Run the next layer. After the model's last layer, compute the loss and the metrics, too."""
         self._forwards.advance(forwarding)
 
     def complete(self, work: Work, forwarding: Forwarding) -> Parts:
@@ -130,7 +130,7 @@ class Stage:
         return tuple([(p.clone() if holds(p) else p).requires_grad_(need) for need, p in pairs])
 
     def draws(self) -> dict[int, Draws]:
-        """Return an empty record of the random numbers that each layer draws without a seed."""
+        """Return an empty record, for each layer, of the random numbers that its forward draws without a seed."""
         return {layer: Draws(self._reader.quiet) for layer in self.values.layers}
 
     @property
@@ -168,7 +168,7 @@ class Stage:
             self._reader.expect(self.values.index, coming)
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """Run a forward and a backward, and drop their gradients. Return the outputs, as `forward` does."""
+        """Run a forward and a backward without using the gradients. Return the outputs, as `forward` does."""
         work = self.begin([microbatch], [microbatch, microbatch + 1])
         outputs = self.forward(work, step, microbatch, inputs)
         zeros = tuple(torch.zeros_like(p) for p in outputs if p.is_floating_point())
@@ -192,7 +192,7 @@ class Stage:
         return self._backwards.run(work, step, microbatch, gradients, postpone=postpone)
 
     def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
-        """Run the next part of a backward that goes bucket by bucket; nothing for other backwards."""
+        """Run the next part of a backward that goes bucket by bucket; do nothing if no such part is left."""
         self._backwards.next_part(work, step, microbatch)
 
     def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:

@@ -15,10 +15,10 @@ from bamboo_trainer.stage.values import StageValues
 
 
 class StageBuilder(Protocol):
-    """A builder of stages in the state before the first step. stages: the layers of each, half-open ranges."""
+    """A builder of stages in the state before the first step."""
 
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
-        """Build one stage. begins: training begins with its values, and no restored state replaces them."""
+        """Build one stage. stages: each one's layers, half-open. begins: no restored state will replace its values."""
 
 
 def first_states(plan: Plan, worker: WorkerId) -> list[int]:
@@ -42,9 +42,9 @@ def _helps(plan: Plan, worker: WorkerId, devices: int) -> bool:
 class StageState:
     """One stage's state on this worker.
 
-    stage: None while it is on its way. owned: this worker runs it, not only keeps it for another. staying: its cell
-    continues, and is not of a pipeline that the job is about to drop. final: the final gradients of steps not applied
-    yet, by step.
+    stage: None while the state is on its way. owned: this worker runs the stage, and is not only a replica. staying: a
+    cell for which the state is held is not in a pipeline that the job is about to drop. final: the final gradients of
+    steps not applied yet, by step.
     """
 
     stage: Stage | None
@@ -65,7 +65,7 @@ class StageStates:
     """
 
     def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
-        """Create the states. on_host: states kept only for others wait in host memory. begun: stages in their first
+        """Create the states. on_host: replicas' optimizer states wait in host memory. begun: stages in their first
         state, by number.
         """
         self._builder, self._on_host, self._begun = builder, on_host, dict(begun)
@@ -73,7 +73,7 @@ class StageStates:
         self.by_stage: dict[int, StageState] = {}
 
     def take_roles(self, plan: Plan, worker: WorkerId) -> None:
-        """Under a new plan, keep the states of stages that this worker owns or replicates, and drop the rest."""
+        """Hold the states of the stages that this worker owns or replicates under a new plan, and drop all others."""
         owned = {c.stage for c in plan.owned_by(worker)}
         replicated = {c.stage for c in plan.replicated_by(worker)}
         held = (c for c in plan.cells() if worker in plan.at(c).holders)
@@ -92,7 +92,7 @@ class StageStates:
             self.by_stage[index].staying = index in staying
 
     def _give(self, state: StageState, owned: bool) -> None:
-        """Set whether this worker runs a state, and whether its optimizer's state waits in host memory between steps.
+        """Record whether this worker runs a stage, and set where its optimizer's state waits between steps.
 
         If this worker also runs a lost worker's cells, the optimizer's state waits in host memory when the device lacks
         room for their gradients and microbatches in flight.
@@ -115,7 +115,7 @@ class StageStates:
         return iter(list(self.by_stage))
 
     def here(self, index: int) -> StageValues | None:
-        """Return the values, or None if this worker has no part in the stage or its state is on the way."""
+        """Return a stage's values; None if this worker does not hold the stage, or its state is still on the way."""
         stage = self.stage(index)
         return stage.values if stage else None
 
@@ -126,7 +126,7 @@ class StageStates:
         return values
 
     def stage(self, index: int) -> Stage | None:
-        """Return the stage of that number, or None if it is not here."""
+        """Return the stage of that number; None under the same conditions as `here`."""
         state = self.by_stage.get(index)
         return state.stage if state else None
 
@@ -140,7 +140,7 @@ class StageStates:
         return self.by_stage[index].version
 
     def oldest(self, otherwise: int) -> int:
-        """Return the oldest version held here; `otherwise` if no state is."""
+        """Return the oldest version among the states of this worker; `otherwise` if it has none."""
         return min((state.version for state in self.by_stage.values()), default=otherwise)
 
     def tied_to(self, cell: Cell) -> tuple[int, ...]:
@@ -169,12 +169,12 @@ class StageStates:
         return sorted(self.by_stage[index].final)
 
     def secured(self, index: int) -> int:
-        """Return the version that the final gradients held here suffice to reach."""
+        """Return the version that a state can reach by itself: the next one if its step's final gradient is here."""
         state = self.by_stage[index]
         return state.version + (state.version in state.final)
 
     def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
-        """Return a stage whose step is committed and whose final gradient is here, or None. owned: must run here.
+        """Return a stage whose step is committed and whose final gradient is here, or None. owned: only if run here.
 
         ran: stages that ran their step here, so the log has the frames that they sent. All other stages of a version go
         on together, once each has its gradient: stages lost together can only be repeated together, by a worker that
@@ -191,7 +191,7 @@ class StageStates:
         return all(version in state.final for state in level)
 
     def allow_commit(self, step: int) -> None:
-        """Check that the states run here allow the step's commit. Raises TaskError."""
+        """Raise TaskError if a stage that runs here forbids the step's commit; see `StageValues.allow_commit`."""
         for state in self.by_stage.values():
             if state.owned and state.stage and state.version == step:
                 state.stage.values.allow_commit()

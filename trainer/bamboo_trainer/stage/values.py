@@ -89,7 +89,7 @@ class FiniteState:
         self._pending, self._excused = None, False
 
     def check_all(self, version: int) -> None:
-        """Check the whole state at that version, with the optimizer's. Raises TaskError."""
+        """Raise TaskError if a parameter is not finite, or the optimizer's state has NaN. version: for the message."""
         self.confirm()
         if self._excused:
             return
@@ -102,7 +102,7 @@ class FiniteState:
                     raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version}")
 
     def _name_parameter(self, step: int) -> None:
-        """Raise TaskError for a parameter with wrong numbers, if any: finite numbers may have an infinite norm."""
+        """Raise TaskError if a parameter has a wrong element: an infinite norm is no proof, since it may overflow."""
         for slot in self._parameters.slots:
             values = slot.parameter.detach()
             wrong = torch.isnan(values).any() if slot.name in self._infinite else not _all_finite(values)
@@ -155,7 +155,7 @@ class StageValues:
     optimizer: its state. common: the state that belongs to no layer.
 
     size: elements of a final gradient, which `apply` takes. gradient_size: elements of a gradient in which each layer's
-    use of a tied parameter is still separate. buckets: places in the latter, finished one after the other.
+    use of a tied parameter is still separate. buckets: ranges of its elements, finished one after the other.
     tied: the tied groups whose layers' gradients this stage sums, by group.
     """
 
@@ -243,8 +243,8 @@ class StageValues:
         self.version += 1
 
     def squared_norms(self, gradient: Tensor) -> Tensor:
-        """Return the squared norm of each parameter's final gradient, unscaled, in fp64, in one tensor. Only its lowest
-        stage includes a tied parameter; parameters that a decision has frozen are left out.
+        """Return the squared norm of each parameter's final gradient, unscaled, in fp64, in one tensor. A tied
+        parameter counts only on its lowest stage; parameters that a decision has frozen are left out.
         """
         own = [slot for slot in self.parameters.slots if slot.group not in self._elsewhere]
         slots = [slot for slot in own if slot.name not in self.optimizer.frozen]
@@ -260,7 +260,7 @@ class StageValues:
         self._finite.confirm()
 
     def skip(self) -> None:
-        """Go to the next version without applying the step."""
+        """Go to the next version with the values unchanged, since the commit skips the step."""
         self._constants.check()
         self._finite.confirm()
         self.parameters.unbind()
@@ -268,7 +268,7 @@ class StageValues:
         self.version += 1
 
     def learning_rate(self, step: int) -> float:
-        """Return the task's learning rate, equal on every stage, with the decisions for the next step."""
+        """Return the task's learning rate at a step, equal on every stage, times the factor that decisions set."""
         return self._scheduled.learning_rate(step)
 
     def ends(self, evaluation: Mapping[str, float]) -> EarlyStop | None:
@@ -335,7 +335,7 @@ class StageValues:
         return self._taken(self.layers if only is None else only, shown=shown)
 
     def late_copies(self, only: Collection[int]) -> LateCopies:
-        """Return copies of these layers' state, made piece by piece; they must be done before the state changes."""
+        """Return copies of these layers' state that the caller makes piece by piece, before the state changes."""
         return LateCopies(self._taken(only, late=LateCopies.KINDS))
 
     def _taken(
@@ -350,7 +350,7 @@ class StageValues:
         return layer_state.needed(self.layers, self.parameters)
 
     def restore(self, states: Mapping[int, LayerState]) -> None:
-        """Restore states of any split; raises ValueError, with nothing changed, if they do not fit this stage."""
+        """Restore the values from layers' states of any split. Raises ValueError, changing nothing, if one misfits."""
         self.version = layer_state.restore(self.layers, self.parameters, self.optimizer, states)
         self._begin_with(states[self.first].common)
         self._finite.forget()
@@ -363,8 +363,8 @@ class StageValues:
 
     def digest(self) -> str:
         """Return a digest of the parameters, buffers and optimizer state, without tied parameters that another stage
-        includes. The model's digest is the sum of all stages' digests, independent of the split (`add_digests`). The
-        stage of its first layer includes a frozen tied parameter.
+        includes. The model's digest is the sum of all stages' digests, independent of the split (`add_digests`). A
+        frozen tied parameter counts in the stage of the first layer that uses it.
         """
         trained = {slot.name for slot in self.parameters.slots if slot.group in self._elsewhere}
         frozen = {

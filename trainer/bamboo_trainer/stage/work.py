@@ -1,4 +1,4 @@
-"""The results of a cell's step so far, and their form between workers."""
+"""The work on a cell's step so far: gradients, contexts for backwards and results, and how workers send them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ Gradients = tuple[Tensor | None, ...]  # None where the loss does not depend on 
 
 
 class BackwardScale(NamedTuple):
-    """Initial gradients of a backward, instead of 1: for a loss that is a mean, and for one that is a sum."""
+    """The gradients with which a backward begins, instead of 1: `mean` for a mean loss, `total` for a summed one."""
 
     mean: float = 1.0
     total: float = 1.0
 
     def of(self, weight: float | None) -> float:
-        """Return the scale for a loss. weight: the weight of a sum; None for a mean."""
+        """Return the initial gradient for a loss. weight: that of a summed loss; None for a mean loss."""
         return self.mean if weight is None else self.total
 
 
@@ -41,7 +41,7 @@ class Unread(NamedTuple):
 
 
 def edge_of(output: Tensor) -> GradientEdge | None:
-    """Return where the output's gradient begins, so that the output need not be kept; None if it needs no gradient."""
+    """Return the graph edge at which an output's backward begins, without its values; None if it has no graph."""
     return get_gradient_edge(output) if output.requires_grad else None
 
 
@@ -90,7 +90,7 @@ class Work:
             self.weights[m] = forwarding.weight
 
     def figures(self) -> Parts:
-        """Return the results not read yet: scalars on the stage's device."""
+        """Return the losses not read from the device yet (`unread`), as scalars on the stage's device."""
         return tuple(value for one in self.unread.values() for value in one.values)
 
     def read(self, scalars: Sequence[Tensor]) -> None:
@@ -112,7 +112,7 @@ class Work:
     def ends(
         self, microbatch: int, gradients: Gradients | None, microbatches: int, scale: BackwardScale
     ) -> tuple[Parts, Ends]:
-        """Use up a forward's context; return its inputs, and where its backward begins: tensors with their gradients.
+        """Remove a forward's context; return its inputs, and where its backward begins: tensors with their gradients.
 
         gradients: see `Stage.backward`. microbatches: number in the step; it divides a mean loss. Raises ValueError.
         """
@@ -146,8 +146,8 @@ T = TypeVar("T")
 
 
 def packed_work(work: Work, microbatches: Range, nodes: Sequence[tuple[SumNode, Tensor]]) -> tuple[PartialSum, Parts]:
-    """Return a frame's payload and tensors for a half-open range of finished microbatches. The tensors are the sums of
-    their groups, which are these nodes of the tree.
+    """Return a frame's payload and tensors with the results of a half-open range of finished microbatches. nodes: the
+    sums of their gradient groups, by node of the summation tree; these sums become the tensors.
     """
     work.read(work.figures())
     payload = PartialSum(
