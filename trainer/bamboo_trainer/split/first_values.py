@@ -33,7 +33,7 @@ NEEDS_VALUES: Final = (DataDependentOutputException, DynamicOutputShapeException
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A recorded operation of a constructor."""
+    """A torch operation that a constructor ran, recorded to be repeated."""
 
     function: Any
     arguments: tuple[Any, ...]
@@ -105,8 +105,8 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return [self._value(t, known) for t in wanted]
 
     def _value(self, leaf: Any, known: dict[int, Tensor]) -> Any:
-        """Return the real tensor for a leaf, or the leaf itself if it is no tensor. A tensor that no recorded operation
-        created is copied, since it may be written to. known: real tensors by the recorded one's id, extended here.
+        """Return the real tensor for an operation's argument, or the argument itself if it is no tensor. A tensor that
+        no recorded operation created is copied: it may be written to. known: real tensors by fake one's id; extended.
         """
         if not isinstance(leaf, Tensor):
             return leaf

@@ -1,4 +1,4 @@
-"""The layers of a split model: each runs one position of the model's forward.
+"""The layers of a split model: each runs one position, which is a part of the model's forward (see `recording`).
 
 A position that consists of only a block calls the block. A position that has code of the model's own runs the model's
 forward from its beginning: on fake tensors up to the position, which takes no memory and a few milliseconds, and on
@@ -51,8 +51,8 @@ class Alongside(Protocol):
     def watched(self, block: nn.Module) -> list[nn.Module]: ...
 
     def after(self, seen: list[tuple[nn.Module, object]], parts: Parts) -> Parts:
-        """Return the tensors updated after a block. seen: the block's watched modules and their outputs, in the order
-        of calls. parts: the tensors before the block.
+        """Return the updated tensors after a block. seen: the block's watched modules with their outputs, in the
+        order of calls. parts: the tensors before the block.
         """
 
     def end(self, parts: Parts) -> None: ...
@@ -115,8 +115,8 @@ class Route:
 
 
 class SplitLayer(nn.Module):
-    """A layer that runs one position of a model's forward. Its inputs and outputs are the tensors of the recording's
-    boundaries.
+    """A layer that runs one position of a model's forward. It gets and returns the tensors that the recording lists for
+    the position's boundaries.
 
     Where a later position needs the shapes of the model's inputs, they follow as empty tensors, of shape [0, *shape]
     for each input.
@@ -167,7 +167,7 @@ class SplitLayer(nn.Module):
         return self.module.get_submodule(blocks[self._position - 1]) if 0 < self._position <= len(blocks) else None
 
     def _own(self, parts: Parts) -> Parts:
-        """Return the tensors that this position passes on; in the last position, the model's result."""
+        """Run this position; return the tensors that it passes on or, in the last position, the model's result."""
         route, position = self._route, self._position
         first = position == route.positions[0]
         values, shapes = self._unpacked(parts, first)
@@ -217,7 +217,7 @@ class SplitLayer(nn.Module):
 
 @contextmanager
 def _seated(model: nn.Module, names: Sequence[str], instead: Callable[..., Any]) -> Iterator[None]:
-    """Replace blocks' forwards by `instead` in this context. Its first argument is the block's own forward."""
+    """Replace blocks' forwards in this context by `instead`, which gets a block's own forward as first argument."""
     blocks = dict.fromkeys(model.get_submodule(name) for name in names)
     own = {block: block.__dict__.get("forward") for block in blocks}
     for block in blocks:
@@ -236,7 +236,7 @@ class _Enough(BaseException):
 
 
 class ModelRun(TorchFunctionMode):
-    """The model's own forward up to the end of a position: on fake tensors until it begins, on real ones from then on.
+    """A run of the model's forward up to the end of a position: on fake tensors before it, on real ones within it.
 
     values: real tensors by key; the run adds the tensors that it makes for later positions.
     """
@@ -334,7 +334,7 @@ class ModelRun(TorchFunctionMode):
             self._imagine(tensor, key)
 
     def _block(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for a block's forward: skip it before the position, begin the position, or end the run after it."""
+        """Replace a block's forward: skip blocks before the position, then begin it; end the run at the next block."""
         i, self._next = self._next, self._next + 1
         call = self._recording.calls[i]
         given, form = take_apart((args, kwargs), f"{call.name} gets something that")

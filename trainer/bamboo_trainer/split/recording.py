@@ -146,7 +146,7 @@ def surroundings() -> Surroundings:
 
 
 def settings_of(name: str, outside: Surroundings, inside: Surroundings) -> CallSettings:
-    """Return the settings around a block's call. outside: around the model's forward; inside: around the call.
+    """Return the settings around the call of block `name`. outside, inside: those around the model's forward, the call.
 
     Raises CannotSplit if a setting differs that a layer cannot restore.
     """
@@ -206,7 +206,7 @@ class BlockCall:
     out_shapes: tuple[int | Shape, ...]
 
     def arguments(self, values: Mapping[Key, Tensor]) -> Any:
-        """Return the block's arguments, (args, kwargs), with these values."""
+        """Return the block's arguments, (args, kwargs), with the tensors from `values`."""
         return put_together(self.form, [values[key] for key in self.keys])
 
     def keep(self, result: Any, values: dict[Key, Tensor]) -> None:
@@ -224,7 +224,7 @@ class BlockCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The facts about a model's forward from which its layers run their positions. calls: the calls of its blocks."""
+    """A model's recorded forward, from which each layer runs its position. calls: the calls of the model's blocks."""
 
     calls: tuple[BlockCall, ...]
     # result, result_keys: the form and the tensors of the model's result
@@ -491,7 +491,7 @@ class _Recorder(TorchFunctionMode):
             )
 
     def _sharing(self, tensor: Tensor) -> list[Tensor]:
-        """Return other known tensors that share the memory of this one."""
+        """Return the other recorded tensors that share this tensor's memory."""
         storage = tensor.untyped_storage()._cdata
         known = [t for key, t in self._keys.values() if key not in (_UNKNOWN, _LOST)]
         return [t for t in known if t is not tensor and t.untyped_storage()._cdata == storage]
