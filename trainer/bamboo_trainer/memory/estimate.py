@@ -33,7 +33,7 @@ from bamboo_trainer.training import TrainingConfig
 
 
 def checkpointed_layers(task: Task) -> frozenset[int]:
-    """Return the layers that the task marks for recomputation. Raises TaskError for a wrong number."""
+    """Return the layers that the task marks for activation checkpointing. Raises TaskError for an invalid mark."""
     expected = f"task.checkpointed must be a collection of layer numbers from 0 to {len(task.layers) - 1}"
     try:
         marked = list(task.checkpointed)
@@ -148,7 +148,7 @@ class _Saved:
         self._casts: dict[int, int] = {}
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Count a tensor, and return what autograd may keep in its place."""
+        """Count a tensor that autograd saves (a saved-tensors hook); return it detached, for autograd to keep."""
         number = tensor.untyped_storage()._cdata
         if number not in self._own:
             self._tensors[number] = tensor
@@ -174,7 +174,7 @@ class _Saved:
 
 
 def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
-    """Return the bytes of a layer's optimizer state after a step; assume Adam's state if the step needs values."""
+    """Return the bytes of a layer's optimizer state after a step; those of Adam if the step needs real values."""
     trained = {f"{index}.{n}": nn.Parameter(p.to("meta")) for n, p in layer.named_parameters() if p.requires_grad}
     inner = ScheduledOptimizer(task, list(trained.items())).inner
     if inner is None:
@@ -199,10 +199,10 @@ def worker_memory(
     taken_over: bool,
     parts: Sequence[tuple[int, int]] = (),
 ) -> tuple[int | None, MemoryByKind]:
-    """Return the stage whose worker needs the most memory, and its memory.
+    """Return the stage whose worker needs the most memory, and that worker's memory.
 
-    taken_over: the worker also runs all stages that it replicates. parts: the layers of each device stage, if workers
-    have several devices; the result is then that of the largest device.
+    taken_over: the worker also runs cells of lost workers. parts: the layers of each device stage, if workers have
+    several devices; the memory is then that of the fullest device.
     """
     spec, devices = in_force(spec), spec.worker.devices
     accounts = [
@@ -216,7 +216,7 @@ def worker_memory(
 def _account(
     sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, roles: Roles
 ) -> MemoryByKind:
-    """Return the memory of a worker's device at its peak."""
+    """Return the memory of a worker's device at its peak. roles: the numbers of its stages, in `stages`."""
     depth, pipelines = len(stages), spec.topology.pipelines
     owned, kept = roles.owned, roles.kept
     microbatches = most_microbatches(spec.training, pipelines)
@@ -264,7 +264,7 @@ def _copies(
     spec: JobSpec,
     held: tuple[Sequence[int], Sequence[int]],
 ) -> int:
-    """Return the bytes of copies while a worker writes a checkpoint. held: the stages it runs, and its replicas.
+    """Return the bytes of copies while a worker writes checkpoints. held: stages that it runs, and that it replicates.
 
     A stage's layers are dealt in turn to its owners in all pipelines, then to its replicas.
     """

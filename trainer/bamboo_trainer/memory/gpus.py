@@ -103,7 +103,7 @@ def use(device: torch.device, *, deterministic: bool = True) -> None:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until the work started on the device is done."""
+    """Wait until the device's computing stream has done all work started so far. For a CPU, do nothing."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
@@ -145,7 +145,7 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Return a copy in host memory. The copy of a GPU's tensor is pinned, and in the order of the GPU's stream."""
+    """Return a copy in host memory. A GPU's tensor is copied into pinned memory, asynchronously, in stream order."""
     copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return copy.copy_(tensor, non_blocking=tensor.is_cuda)
 
@@ -154,7 +154,7 @@ END_SECONDS: Final = 5.0  # limit for a GPU's work at the end of the process
 
 
 class QueueMark(Protocol):
-    """A mark in a device's queue of work."""
+    """A mark in a device's queue of work, which the device passes when it has done all work before the mark."""
 
     def done(self) -> bool:
         """Return whether the device has passed the mark."""
@@ -194,7 +194,7 @@ class EventMark:
 class EventWatch:
     """A thread that calls `notify` after each event of a GPU, in the order in which the events were added.
 
-    The thread ends with the watch. The end of the process waits for it, because a thread inside torch would then abort.
+    The thread ends with the watch. An exiting process waits up to END_SECONDS for it: a thread in torch would abort.
     """
 
     def __init__(self, name: str, notify: Callable[[], None]) -> None:

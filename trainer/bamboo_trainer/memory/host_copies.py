@@ -29,7 +29,7 @@ Bring = Callable[[Iterable[Tensor]], Parts]  # as `HostCopies.bring`
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The event that a copy to host memory is complete, so that frames that wait for it may be sent."""
+    """The event that an asynchronous copy to host memory is complete: frames that wait for it may be sent."""
 
 
 class Copy(Protocol):
@@ -54,7 +54,7 @@ class HostCopies(Protocol):
         ...
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
-        """Return these tensors for another device of this worker.
+        """Return these tensors for use by another device of this worker, which brings them to itself (`bring`).
 
         They are complete once the work started so far is done; no code may write to them any more.
         """
@@ -108,7 +108,7 @@ class AtOnce:
 
 
 class _All:
-    """A copy of tensors of several devices. places: for each tensor, the index of its copy in `copies`."""
+    """A copy of tensors from several devices. copies: one per device. places: each tensor's index in `copies`."""
 
     def __init__(self, copies: Sequence[Copy], places: Sequence[int]) -> None:
         self._copies, self._places = copies, places
@@ -140,7 +140,7 @@ class HandedOver:
             self._made[tensor] = made
 
     def wait(self, stream: torch.cuda.Stream, tensor: Tensor) -> None:
-        """Let a stream wait until the tensor is complete, but not for later work of the tensor's device."""
+        """Make a stream wait until a handed-over tensor is complete, but not for later work of the tensor's device."""
         stream.wait_event(self._made[tensor])
 
 
@@ -288,7 +288,7 @@ class CopiesOfDevices:
         return self._first.mark()
 
     def _of(self, tensors: Parts) -> HostCopies:
-        """Return the copies of the first device among the devices of these tensors."""
+        """Return the `HostCopies` for the first of these tensors that is on a device, else the first device's."""
         return next((self._by_device[t.device] for t in tensors if t.device in self._by_device), self._first)
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -298,7 +298,7 @@ class CopiesOfDevices:
 def copies_by_device(devices: Iterable[torch.device], notify: Callable[[], None]) -> dict[torch.device, HostCopies]:
     """Create a `HostCopies` for each device. notify: called by another thread when a copy is ready.
 
-    They divide PINNED_BYTES equally, and share the record of handed-over tensors.
+    The devices' copies get equal parts of PINNED_BYTES, and share the record of handed-over tensors.
     """
     each, handed_over = tuple(dict.fromkeys(devices)), HandedOver()
     room = PINNED_BYTES // len(each)

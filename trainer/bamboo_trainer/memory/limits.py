@@ -22,13 +22,13 @@ USABLE: Final = 0.9  # share of the limit, since allocations between two checks 
 
 
 class HostMemory(NamedTuple):
-    """The memory of a host, in bytes."""
+    """The memory of a host or control group: limit and use, in bytes."""
 
     limit: int
     used: int  # without the file cache that the kernel can drop at once
 
     def has_room(self, more: int, freed: int = 0) -> bool:
-        """Return whether `more` bytes fit, once `freed` bytes are free."""
+        """Return whether `more` bytes fit into the usable part of the limit, once `freed` bytes are freed."""
         return self.used - freed + more <= USABLE * self.limit
 
 
@@ -105,7 +105,7 @@ def has_room(device: torch.device, size: int) -> bool:
 def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> Memory:
     """Return peak and limit, in bytes, of the GPU closest to its limit; without GPUs, of the host's memory.
 
-    Memory that torch caches on a GPU counts. The host's limit is that of its control group, or else all of the
+    Memory that torch caches on a GPU counts as used. The host's limit is that of its control group, or else all of the
     machine's memory. Safe in any thread.
     """
     gpus = [
@@ -121,7 +121,7 @@ def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory |
 
 
 def device_memory(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> int:
-    """Return the bytes that stages may use on the smallest device; 0 if no limit is known."""
+    """Return the bytes that stages may use on the smallest GPU, or else on the host; 0 if no limit is known."""
     limits = [torch.cuda.get_device_properties(device).total_memory for device in devices if device.type == "cuda"]
     if not limits and (host := memory()) is not None:
         limits = [host.limit]
