@@ -1,1 +1,1 @@
-"""Committing steps, and keeping the replicas of a stage in step with its owner."""
+"""Commits of steps, which the root decides, and replication of each stage's state to other workers."""

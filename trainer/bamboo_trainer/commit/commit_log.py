@@ -66,12 +66,12 @@ class CommitLog:
         self._ready: dict[int, dict[Cell, tuple[Ready, set[WorkerId]]]] = {}  # with the workers that have reported it
 
     def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
-        """Record a worker's report that a cell finished a step; keep only the first one, since later ones are equal."""
+        """Record a worker's report that a cell finished a step. Of equal reports by several workers, keep the first."""
         if step not in self.commits:
             self._ready.setdefault(step, {}).setdefault(report.cell, (report, set()))[1].add(worker)
 
     def has_reported(self, step: int, cell: Cell, worker: WorkerId) -> bool:
-        """Return whether this worker has reported the cell's step, which is not committed yet."""
+        """Return whether the worker has reported the cell's step; False once the step is committed."""
         reports = self._ready.get(step, {})
         return cell in reports and worker in reports[cell][1]
 
@@ -95,7 +95,7 @@ class CommitLog:
         self._generations.setdefault(step, generation)
 
     def forget(self, oldest_needed: int) -> None:
-        """Forget the steps before `oldest_needed` (by any state held here), except for the last KEPT_STEPS."""
+        """Forget the steps before `oldest_needed`, the oldest version held here, except for the last KEPT_STEPS."""
         limit = min(oldest_needed, self.newest - KEPT_STEPS)
         for table in (self.commits, self._ready, self._generations):
             for step in [k for k in table if k < limit]:
@@ -105,7 +105,7 @@ class CommitLog:
         return sorted(self.commits.items())[-2:]
 
     def decide(self, step: int, stages: int, layout: Layout, generation: int, epoch: int) -> Commit | None:
-        """Return the commit of a step, equal on every worker; None until every cell of its layout has reported."""
+        """Combine the reports of a step's cells into its commit, as any worker would; None until all have reported."""
         reports = self._ready.get(step, {})
         cells = layout.cells(stages)
         if any(cell not in reports for cell in cells):

@@ -64,7 +64,7 @@ class Committer:
         """As the root, return the commit of the current step, with a checkpoint's mark if one is due.
 
         None until every cell has reported the step, while the job pauses or this root awaits other workers' reports,
-        and if the step is committed or cut off.
+        and if the step is already committed or comes after the cut (`is_cut`).
         """
         if self.pauses or self.awaited_reports or step in self.log.commits or self.is_cut(step):
             return None
@@ -87,11 +87,11 @@ class Committer:
         return msgspec.structs.replace(commit, checkpoint=mark)
 
     def is_cut(self, step: int) -> bool:
-        """Return whether a step comes after the end of this split of the layers; only the next split runs it."""
+        """Return whether a step comes after the state `cut`, where the layers are split anew, so must not run now."""
         return self.cut is not None and step >= self.cut.step
 
     def hold(self, cut: CheckpointId) -> bool:
-        """End this split of the layers with the state `cut`. Return False if the step after it is committed."""
+        """Let no step follow the state `cut`, where the layers are split anew. Return False if one is committed."""
         if self.log.newest < cut.step:
             self.cut = cut
         return self.cut == cut
@@ -99,8 +99,8 @@ class Committer:
     def _may_change_hands(self, step: int, layout: Layout) -> bool:
         """Return whether a waiting plan may take effect with this step's commit.
 
-        An owner that has not reported the step repeats it after the cell's former owner reported it. If the plan took
-        effect, the cell's next owner would wait forever for its last gradients.
+        If a cell's owner has not reported the step, it repeats a step that the former owner reported. If the plan took
+        effect now, the cell's next owner would wait forever for that step's gradients.
         """
         cells = layout.cells(self._plan.stages)
         waits = self._plan.newest is not self._plan.current
@@ -216,7 +216,7 @@ class Committer:
         self._look_whether_informed()
 
     def report_received(self, worker: WorkerId, epoch: int) -> None:
-        """Record that a worker has sent this root all commits that it knows. epoch: the epoch of the worker's plan."""
+        """Record that a worker has sent this root its newest commits. epoch: the epoch of the worker's plan."""
         if epoch >= self._root_since:
             self.awaited_reports.discard(worker)
             self._look_whether_informed()
@@ -259,8 +259,8 @@ class Committer:
         self._send(FrameKind.HEARD, 0, self.log.latest(), [root])
 
     def _tell_newest(self, workers: Sequence[WorkerId]) -> None:
-        """As the root, send workers the newest commits, and older ones that the history may lack, so that they survive
-        the loss of this worker.
+        """As the root, send workers the newest commits, and the commits and evaluations that must survive the loss of
+        this worker, as the history or the coordinator may lack them.
         """
         if workers:
             self._tell_of_the_past(workers)

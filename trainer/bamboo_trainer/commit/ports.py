@@ -49,7 +49,7 @@ class History:
 
 
 class NoHistory(History):
-    """A history that is not kept. missed: called each time this worker becomes the root."""
+    """A history that keeps nothing. missed: called each time this worker becomes the root, to report that."""
 
     def __init__(self, missed: Callable[[], None] = lambda: None) -> None:
         self._missed, self._leads = missed, False
@@ -74,11 +74,11 @@ class CommitContext:
     coordinator: Coordinator
 
     def generation(self, step: int) -> int:
-        """Return the generation of the step's layout; if unknown, of the first layout in force."""
+        """Return the generation of the step's layout; if unknown, that of the plan's first layout."""
         known = self.log.generation(step)
         return self.plan.current.layouts[0].generation if known is None else known
 
     def layout(self, step: int) -> Layout | None:
-        """Return the step's layout; None if its plan has not arrived."""
+        """Return the step's layout; None if the plan with that layout has not arrived."""
         generation = self.generation(step)
         return next((layout for layout in self.plan.current.layouts if layout.generation == generation), None)

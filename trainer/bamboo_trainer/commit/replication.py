@@ -1,5 +1,5 @@
 """Replication of stages: a cell's owner sends its state and final gradients to replicas, and sometimes waits for them.
-Also finds owners that repeat a committed step and lack frames for it.
+It also finds owners that repeat a committed step and lack frames for it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class ReplicaProgress:
     epoch: the epoch of the plan that made it a replica; under an earlier plan it may report a state that it has since
     dropped. since: the first step whose final gradients it gets; None: it gets none. acked: the version that it holds.
     secured: the version that it can reach with the gradients it has. synced: it has once held the owner's version.
-    level: it has done so in all parts of the stage at one time, if workers have several devices.
+    level: it has held the owner's version of all parts of the stage at one time, if workers have several devices.
     """
 
     epoch: int = 0
@@ -71,7 +71,7 @@ class ReplicaProgress:
         return Owed.GRADIENTS
 
     def relinked(self, mine: int) -> Owed:
-        """Return what to send again, because a broken link or a skipped step may have lost earlier frames."""
+        """Return what to send the replica again after a broken link, or a skipped step, that may have lost frames."""
         if self.since is None:
             return Owed.NOTHING
         if self.acked >= mine:
@@ -152,7 +152,7 @@ class Replicator:
     def finalize(self, stage: int, step: int, final: Tensor) -> None:
         """Keep a step's final gradient for the state here, and queue it for the replicas (see `send_next`).
 
-        final: from a cell of this worker or, if none of its cells runs this step, from the owner that it replicates.
+        final: from a cell of this worker or, if none of its cells runs this step, from an owner of the stage.
         """
         if not self._states.keep_final(stage, step, final):
             return
@@ -165,7 +165,7 @@ class Replicator:
         return bool(self._unsent)
 
     def send_next(self) -> None:
-        """Send one step's queued gradients to one replica, if both are still here. Some gradients must be queued."""
+        """Send a replica the oldest queued final gradients, if they are still here. The queue must not be empty."""
         cell, replica, step = key = next(iter(self._unsent))
         del self._unsent[key]
         if (cell, replica) in self.progress and self._states.has_final(cell.stage, step):
@@ -209,7 +209,7 @@ class Replicator:
             self._coordinator.tell(ReplicaSynced(cell=cell, replica=replica))
 
     def _come_level(self, cell: Cell, replica: WorkerId) -> bool:
-        """Return whether a replica now holds all parts of its owner's stage, and mark it as level if so.
+        """Record a replica as level, and return True, if it now holds all parts of its owner's stage at their newest.
 
         From then on its parts move together. At different versions, none of them could repeat a step after a loss: the
         frames that the parts had sent to each other are lost with their owner.
@@ -268,13 +268,13 @@ class Replicator:
         return any(p.holds_back(step, strict) for (c, _), p in self.progress.items() if c == cell)
 
     def synced(self) -> Iterator[tuple[Cell, WorkerId]]:
-        """Return the cells and replicas whose replica has caught up with its owner, in all parts of the stage."""
+        """Return the replicas, with their cells, that have caught up with the owner in all parts of the stage."""
         return (key for key, progress in self.progress.items() if progress.level)
 
     # as a replica
 
     def announce(self, stage: int) -> None:
-        """Send the version of a stage to the owners of the cells that are replicated here."""
+        """Report the version of a stage's state here to the owners of the stage's cells that this worker replicates."""
         payload = Announce(version=self._states.version(stage), secured=self._states.secured(stage))
         for cell in self._plan.current.replicated_by(self._plan.worker):
             if cell.stage == stage:
@@ -282,7 +282,7 @@ class Replicator:
                 self._outbox.send(self._plan.owner(cell), frame)
 
     def received(self, address: Address, final: Tensor) -> None:
-        """Keep the final gradient that a stage's owner sent, and announce the version reached."""
+        """Keep the final gradient that a stage's owner sent, and announce the version that this replica can reach."""
         self.finalize(address.stage, address.step, final)
         self.announce(address.stage)
 
@@ -315,7 +315,7 @@ class Replicator:
         return all(max(self._states.secured(other), self._waiting(other)) >= state.version for other in held)
 
     def _waiting(self, number: int) -> int:
-        """Return the version of a state that has arrived completely, or -1."""
+        """Return the version of a stage's state that has arrived completely and is not taken over yet, or -1."""
         state = self._arrived.get(number)
         return state.version if state and state.is_complete else -1
 
@@ -348,7 +348,7 @@ class Question:
 
 
 class RepeatedSteps:
-    """The repetition of committed steps: it asks workers for missing frames, once per epoch, and reports lost ones."""
+    """Repetition of committed steps: it asks workers for missing frames once per epoch, and reports lost cells."""
 
     def __init__(self, shared: CommitContext, replicator: Replicator) -> None:
         self._plan, self._outbox, self._states, self._replicator = shared.plan, shared.outbox, shared.states, replicator
@@ -380,7 +380,7 @@ class RepeatedSteps:
         self._questions.clear()
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
-        """Send a cell's owner, which repeats a committed step, newer state or gradients, and logged frames, if any."""
+        """Send a cell's owner that repeats a committed step what is here: newer state or gradients, logged frames."""
         self._asked[cell] = max(step, self._asked.get(cell, -1))
         number = cell.stage
         if number in self._states and self._states.version(number) > step:

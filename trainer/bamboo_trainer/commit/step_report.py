@@ -35,7 +35,7 @@ def exact_terms(numbers: Iterable[float]) -> list[float]:
 def exact_sums(
     measured: Iterable[Mapping[str, tuple[float, float]]],
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Return the exact terms of each metric's sums and weights, by name. measured: (sum, weight) by name."""
+    """Return the exact terms of each metric's sum, and of its weight, by name. measured: several (sum, weight)."""
     pairs_by_name: dict[str, list[tuple[float, float]]] = {}
     for one in measured:
         for name, pair in one.items():
@@ -47,7 +47,7 @@ def exact_sums(
 
 
 def quotient(total: Sequence[float], weight: Sequence[float]) -> float:
-    """Return the quotient of the terms' exactly rounded sums; NaN if a term is not finite or the weight is 0."""
+    """Divide two exactly rounded sums, given by their terms; NaN if a term is not finite or the weight is 0."""
     if not all(map(math.isfinite, (*total, *weight))):
         return math.nan  # fsum raises if they include infinities of both signs
     try:
@@ -60,7 +60,7 @@ Sums = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # by name: the ter
 
 
 def step_report(cell: Cell, squared_norms: Iterable[float], work: Work) -> Ready:
-    """Return a cell's report to the root. squared_norms: the squared norm of each part of the final gradient."""
+    """Return a cell's report to the root. squared_norms: the squared norm of each parameter's final gradient."""
     added: dict[str, list[float]] = {}
     for microbatch, values in sorted(work.added_values.items()):
         for name, value in values:
