@@ -27,7 +27,6 @@ class StepPolicy:
 
     @classmethod
     def of(cls, training: TrainingSpec, task: Task) -> Self:
-        """Return the policy for a job's training settings and task."""
         return cls(
             skips=training.non_finite is NonFinite.SKIP,
             scales=training.precision is Precision.FP16,

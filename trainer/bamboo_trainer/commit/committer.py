@@ -87,7 +87,7 @@ class Committer:
         return msgspec.structs.replace(commit, checkpoint=mark)
 
     def is_cut(self, step: int) -> bool:
-        """Return whether a step comes after the state `cut`, where the layers are split anew, so must not run now."""
+        """Return whether a step comes after the state `cut`, where the layers are split anew, and so must not run."""
         return self.cut is not None and step >= self.cut.step
 
     def hold(self, cut: CheckpointId) -> bool:

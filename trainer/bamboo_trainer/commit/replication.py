@@ -89,7 +89,7 @@ class ReplicaProgress:
     def holds_back(self, step: int, strict: bool) -> bool:
         """Return whether the owner must wait for the replica before `step` is committed. See docs/design/commit.md.
 
-        It does not wait for a replica that still gets its state, but for one that is a few steps behind: where a step
+        The owner waits for no replica that still gets its state, but for one that is a few steps behind: where a step
         is shorter than the round trip to the replica, the replica would never catch up by itself. strict: the replica
         must be able to complete the step without any worker's log.
         """
@@ -135,7 +135,7 @@ class Replicator:
     # as an owner
 
     def take_roles(self, old: Plan | None) -> None:
-        """Under a new plan, begin the progress of new replicas, and drop arriving states of stages no longer here.
+        """Under a new plan, start records of new replicas, and drop arriving states of stages no longer held here.
 
         old: the plan before.
         """
@@ -348,7 +348,7 @@ class Question:
 
 
 class RepeatedSteps:
-    """Repetition of committed steps: it asks workers for missing frames once per epoch, and reports lost cells."""
+    """Repetition of committed steps: it asks workers for missing frames, once per epoch, and reports `LeftBehind`."""
 
     def __init__(self, shared: CommitContext, replicator: Replicator) -> None:
         self._plan, self._outbox, self._states, self._replicator = shared.plan, shared.outbox, shared.states, replicator
@@ -380,7 +380,7 @@ class RepeatedSteps:
         self._questions.clear()
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
-        """Send a cell's owner that repeats a committed step what is here: newer state or gradients, logged frames."""
+        """Send a cell's owner, which repeats a committed step, newer state or gradients, and logged frames, if any."""
         self._asked[cell] = max(step, self._asked.get(cell, -1))
         number = cell.stage
         if number in self._states and self._states.version(number) > step:

@@ -15,7 +15,7 @@ from bamboo_trainer.stage.work import Work
 
 
 def exact_terms(numbers: Iterable[float]) -> list[float]:
-    """Return at most about 40 floats with exactly the numbers' sum, or the first number that is not finite."""
+    """Return at most about 40 floats whose exact sum is the numbers' sum, or the first number that is not finite."""
     terms: list[float] = []
     for number in numbers:
         if not math.isfinite(number):

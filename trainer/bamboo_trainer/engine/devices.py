@@ -83,7 +83,7 @@ class Folding:
                 return message
 
     def _held(self, held: Mapping[int, int]) -> dict[int, int]:
-        """Return the version of each stage of which all device stages are held: the oldest of their versions."""
+        """Return, for each stage whose device stages are all held, the oldest of their versions."""
         stages = dict.fromkeys(stage_of(part, self._devices) for part in held)
         parts = {stage: parts_of(stage, self._devices) for stage in stages}
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}

@@ -255,7 +255,7 @@ class Engine:
 
     @property
     def reported_plan(self) -> Plan | None:
-        """The newest plan as the coordinator sent it, with whole stages."""
+        """The newest plan as the coordinator sent it, with stages that are not divided into device stages."""
         return self.newest_plan
 
     @property

@@ -100,7 +100,7 @@ class Executor:
                 self._complete_takeover(cell_step)  # a move at the boundary, and nothing is owed
 
     def repeat(self, sender: WorkerId, frame: Frame) -> bool:
-        """Resend or recompute a cell's frames that a neighbouring stage lacks. Returns like `PortionSteps.repeat`."""
+        """Resend or recompute frames that a neighbouring stage lacks. Return False as `PortionSteps.repeat` does."""
         if not self.portions.repeat(sender, frame):
             return False
         owned = self.cells.get(frame.address.cell)
@@ -132,7 +132,7 @@ class Executor:
     # steps
 
     def begin(self, stage: int) -> None:
-        """Start the next step of a stage's cells on its new state."""
+        """Start the next step of a stage's cells, since the stage has a new state."""
         for cell_step in [one for one in self.cells.values() if one.cell.stage == stage]:
             self._begin(cell_step)
             self.portions.gather(cell_step)

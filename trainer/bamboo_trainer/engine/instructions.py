@@ -92,7 +92,7 @@ class Instructions:
             self._outbox.emit(address, [part.detach() for part in outputs], facts)
 
     def _is_timed_by_layer(self, cell_step: CellStep, stage: Stage) -> bool:
-        """Count the next forward; return whether to run it layer by layer, to time each (with the same bits). A stage's
+        """Count the next forward; return whether to run it layer by layer and time each, with the same bits. A stage's
         first forward is checked as a whole instead, and repetitions are not timed.
         """
         ordinary = stage.has_run and cell_step.is_ordinary(self._shared.log.newest)

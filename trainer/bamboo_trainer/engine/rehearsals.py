@@ -34,7 +34,7 @@ class Rehearsals:
         self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step: outputs of the part before it
 
     def take_roles(self, step: int, *, first: bool) -> None:
-        """Allow no rehearsal in this step, as a new plan changes roles. first: it is the first plan, which does not."""
+        """Forbid rehearsals in this step, as a new plan changes roles. first: permit them, as it is the first plan."""
         self._disturbed = None if first else step
         self._timed.clear()
 

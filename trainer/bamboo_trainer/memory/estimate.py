@@ -216,7 +216,7 @@ def worker_memory(
 def _account(
     sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, roles: Roles
 ) -> MemoryByKind:
-    """Return the memory of a worker's device at its peak. roles: the numbers of its stages, in `stages`."""
+    """Return the memory of a worker's device at its peak. roles: the stages that it runs and replicates."""
     depth, pipelines = len(stages), spec.topology.pipelines
     owned, kept = roles.owned, roles.kept
     microbatches = most_microbatches(spec.training, pipelines)

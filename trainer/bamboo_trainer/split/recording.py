@@ -146,7 +146,7 @@ def surroundings() -> Surroundings:
 
 
 def settings_of(name: str, outside: Surroundings, inside: Surroundings) -> CallSettings:
-    """Return the settings around the call of block `name`. outside, inside: those around the model's forward, the call.
+    """Return the settings around block `name`'s call. outside: around the model's forward; inside: around the call.
 
     Raises CannotSplit if a setting differs that a layer cannot restore.
     """

@@ -110,7 +110,7 @@ class BackwardRunner:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Note in this context layers that run again in the backward; then stop splitting: they would run in each part.
+        """In this context, stop splitting backwards once a layer runs again in one: it would run again in each part.
 
         The task names its checkpointed layers (`Task.checkpointed`), but a module may also checkpoint itself.
         """

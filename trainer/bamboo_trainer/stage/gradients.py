@@ -58,7 +58,7 @@ class _Held:
     gradients: tuple[Tensor | None, ...] | None = None
 
     def note(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        """Keep the gradients (an autograd prehook); in the second part, return the kept ones, so hooks count once."""
+        """Keep the gradients (an autograd prehook). In the second part return the kept ones, so that hooks act once."""
         if self.gradients is None:
             self.gradients = gradients
             return None

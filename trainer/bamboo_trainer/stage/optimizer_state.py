@@ -50,7 +50,7 @@ class GroupNumbers:
         self._places = {s.name: places[id(s.parameter)] for s in slots if id(s.parameter) in places}
 
     def changed(self) -> dict[str, dict[str, Scalar]]:
-        """Return the changed numbers by slot's name and MARKed key. Raises TaskError for other changed values."""
+        """Return the changed numbers by slot name and key (with prefix MARK). Raises TaskError for other types."""
         by_group = {number: self._changed(number) for number in dict.fromkeys(self._places.values())}
         return {slot: by_group[number] for slot, number in self._places.items()}
 
@@ -69,8 +69,8 @@ class GroupNumbers:
         return changed
 
     def checked(self, given: Mapping[str, Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
-        """Return the given numbers by group, for `set`. given: by slot's name and MARKed key. Raises ValueError if they
-        differ between slots of one group.
+        """Return the given numbers by group, for `set`. given: by slot name and key (with prefix MARK). Raises
+        ValueError if slots of one group differ.
         """
         wanted: list[dict[str, Scalar] | None] = [None] * len(self._groups)
         witness: dict[int, str] = {}

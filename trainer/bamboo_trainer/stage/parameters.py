@@ -373,7 +373,7 @@ class FlatParameters:
             slot.parameter.grad = slot.of(gradient).to(dtype) if used is None or used[number] else None
 
     def mark(self, gradient: Tensor, marked: set[int]) -> None:
-        """Mark in the gradient the parameters that backwards have reached since the last call. marked: updated."""
+        """Mark in the gradient the parameters reached since the last call. marked: numbers marked so far; updated."""
         new = sorted(self._reached.keys() - marked)
         self._reached.clear()
         if new:  # selecting marks takes longer than writing them

@@ -32,10 +32,10 @@ from bamboo_trainer.training import TrainingConfig
 class Stage:
     """The computations on a stage's `values`, which no forward and no backward changes.
 
-    The boundary contract: outputs are all parts, and require a gradient if anything before them is trained. Gradients
-    are those of the floating-point parts only, in order (integer parts have none). A part that needs none, or that the
-    loss does not depend on, has None: with zeros, the parameters before it would count as used. Saved contexts keep the
-    inputs they were given (no copy): reuse a pooled buffer only after the microbatch's backward.
+    The boundary contract: outputs are all tensors of the last layer's result; they require a gradient if anything
+    before them is trained. Gradients are those of the floating-point tensors only, in order. A tensor that needs none,
+    or that the loss does not depend on, has None: with zeros, the parameters before it would count as used. Saved
+    contexts keep the inputs without a copy: reuse a pooled buffer only after the microbatch's backward.
 
     has_run: a forward was run. as_built: the modules' attributes as built; None for compiled modules, whose code is
     specialized on them.

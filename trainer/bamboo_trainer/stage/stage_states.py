@@ -24,8 +24,8 @@ class StageBuilder(Protocol):
 def first_states(plan: Plan, worker: WorkerId) -> list[int]:
     """Return the stages whose states a worker begins with if it has obeyed no plan of this origin before.
 
-    A cell's owner in the first plan that it receives has owned it since the plan's origin. Under later plans of that
-    origin, owners send the states that the worker replicates.
+    A cell that the worker owns in the first plan that it gets has been its own since the plan's origin. Under later
+    plans of that origin, owners send the states that the worker replicates.
     """
     owned = {cell.stage for cell in plan.owned_by(worker)}
     replicated = {cell.stage for cell in plan.replicated_by(worker)}
@@ -126,7 +126,7 @@ class StageStates:
         return values
 
     def stage(self, index: int) -> Stage | None:
-        """Return the stage of that number; None under the same conditions as `here`."""
+        """Return the stage of that number; None if this worker does not hold it, or its state is still on the way."""
         state = self.by_stage.get(index)
         return state.stage if state else None
 
@@ -174,7 +174,7 @@ class StageStates:
         return state.version + (state.version in state.final)
 
     def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
-        """Return a stage whose step is committed and whose final gradient is here, or None. owned: only if run here.
+        """Return a stage whose committed step can be applied, or None. owned: consider only stages that run here.
 
         ran: stages that ran their step here, so the log has the frames that they sent. All other stages of a version go
         on together, once each has its gradient: stages lost together can only be repeated together, by a worker that

@@ -102,7 +102,7 @@ class FiniteState:
                     raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version}")
 
     def _name_parameter(self, step: int) -> None:
-        """Raise TaskError if a parameter has a wrong element: an infinite norm is no proof, since it may overflow."""
+        """Raise TaskError if a parameter has NaN or a new infinity; finite elements, too, may have an infinite norm."""
         for slot in self._parameters.slots:
             values = slot.parameter.detach()
             wrong = torch.isnan(values).any() if slot.name in self._infinite else not _all_finite(values)
