@@ -34,7 +34,7 @@ class AsBuilt:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Set the attributes to their values as built in this context; afterwards restore the present ones."""
+        """In this context, give the attributes their values as built; afterwards restore the present values."""
         kept = [(module, {name: vars(module)[name] for name in _plain(module)}) for module, _ in self._first.values()]
         for module, first in self._first.values():
             _set(module, first)
