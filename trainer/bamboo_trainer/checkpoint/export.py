@@ -30,7 +30,7 @@ from bamboo_trainer.models.huggingface_files import COMPANIONS, GENERATION, SING
 def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
     """Return each stored tensor once, under its first name in the whole model; transformers ties the others on loading.
 
-    Raises ExportError for a model that was not split.
+    Raises ExportError for a task whose layers do not come from a split module.
     """
     found: dict[tuple[int, str], StateEntry] = {}
     names: set[str] = set()
@@ -46,8 +46,8 @@ def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
 
 
 def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """Return the task.config: the job manifest's, else the given one. model: the folder on this machine that replaces
-    the model which the config names.
+    """Return `task.config` of the job's manifest, else `config`. model: a local folder, to replace the config's model.
+    Raises ExportError for an invalid manifest, and if all three are None.
     """
     from bamboo_core.job.manifest import load_manifest
 

@@ -41,8 +41,8 @@ MOST_NAMED: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedTensor:
-    """A parameter or a persistent buffer of the model. names: all its names. places: the layers that have it, each with
-    its name there.
+    """A parameter or a persistent buffer of the model. names: all its names in the model; a tied parameter has several.
+    places: (number of a layer that has it, its name in that layer), for each such layer.
     """
 
     names: tuple[str, ...]
@@ -73,7 +73,7 @@ class Matching:
     anew: tuple[str, ...]
 
     def in_words(self, shown: str) -> list[str]:
-        """Return one line each about the fields `takes`, `left` and `anew`. shown: the place of the weights."""
+        """Return a line about `takes`, and one about `left` and `anew` each unless empty. shown: the weights' place."""
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}"]
         lines += [f"left there: {_named(self.left)}"] if self.left else []
         return [*lines, f"begun anew: {_named(self.anew)}"] if self.anew else lines
@@ -82,8 +82,8 @@ class Matching:
 def match(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry], spec: InitialSpec, shown: str) -> Matching:
     """Match the model's tensors with the weights by name.
 
-    Raises TaskError if a tensor of either side has no counterpart and is not dropped, if shapes or dtypes differ, or if
-    a pattern of `drop` fits no tensor. offered: the weights. shown: their place, for messages.
+    Raises TaskError if nothing matches, a tensor of either side has no counterpart and is not dropped, a shape or dtype
+    does not fit, or a pattern of `drop` fits no tensor. offered: the weights. shown: their place, for messages.
     """
 
     def is_dropped(name: str) -> bool:
@@ -128,7 +128,7 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def _check_form(wanted: WantedTensor, offers: Sequence[StateEntry]) -> None:
-    """Raise TaskError if an offer has another shape or dtype. Real floating-point dtypes may replace each other."""
+    """Raise TaskError if a stored tensor's shape or dtype does not fit. Real floating-point dtypes fit each other."""
     for offer in offers:
         shape = offer.shape[:-1] if offer.complex else offer.shape
         dtype = DTYPES[offer.dtype].to_complex() if offer.complex else DTYPES[offer.dtype]
@@ -150,7 +150,7 @@ def open_weights(spec: InitialSpec, *, of_module: bool) -> tuple[StateSource, Se
     """Open the weights of `task.initialFrom`. Return the weights, their tensors, and their place for messages.
 
     Raises TaskError, one sentence, if they are missing or cannot be read, or if `step` is given for files of weights or
-    missing for checkpoints. of_module: use the names in the whole module, if one was split.
+    missing for checkpoints. of_module: name the tensors as in the whole module that `from_module` split.
     """
     try:
         url = parse_url(spec.url, f"{FIELD}.url")
@@ -187,8 +187,8 @@ logger = logging.getLogger(__name__)
 
 
 class FirstTask:
-    """The task, initialized from the weights of `task.initialFrom` if it has them. The first call of `get` opens the
-    weights, and reports which tensors are taken.
+    """The task, initialized from the weights of `task.initialFrom` if that field is set. The first call of `get` opens
+    the weights, and reports which tensors are taken.
     """
 
     def __init__(self, spec: InitialSpec | None, task: Task, report: Callable[[str], None]) -> None:
@@ -233,7 +233,7 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
 
 
 def _tensors_of(walk: Walk, index: int, _: object) -> tuple[tuple[bool, list[WantedTensor]], object]:
-    """Visit a layer for `look`: return whether it is part of a split module, and its tensors with their names in it."""
+    """Visit a layer for `look`: return whether it belongs to a split module, and its tensors, named as in it."""
     layer = walk.layer(index)
     names: dict[int, list[str]] = {}
     tensors = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}

@@ -30,7 +30,7 @@ from bamboo_trainer.stage.optimizer_state import Scalar
 
 
 class RestoreError(Exception):
-    """Error because a stage cannot be restored from a checkpoint. damaged: no later attempt can succeed either."""
+    """Raised if a stage cannot be restored from a checkpoint. damaged: no later attempt can succeed either."""
 
     def __init__(self, checkpoint: CheckpointId, message: str, damaged: bool) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class RestoreError(Exception):
 
 
 class ExportError(StorageError):
-    """Error because an export is not possible; the text is one sentence."""
+    """Raised if an export is not possible. The message is one sentence."""
 
 
 FORMAT: Final = 1
@@ -49,7 +49,7 @@ _ALIGNMENT: Final = 8
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor in a safetensors header. data_offsets: where its bytes begin and end (exclusive), after the header."""
+    """A tensor in a safetensors header. data_offsets: begin and end (exclusive) of its bytes, after the header."""
 
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]

@@ -128,8 +128,8 @@ class WorkerCheckpoints:
         self._do(request)
 
     def drop(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """Stop writing the newest checkpoint and remove its files, if it is among these, which were given up or
-        replaced.
+        """Stop writing the newest checkpoint and remove its files, if it is in `checkpoints`, the ones that were given
+        up or replaced.
         """
         if self._newest is not None and self._newest in checkpoints:
             self._do(_Remains(self._newest))
@@ -160,7 +160,7 @@ class WorkerCheckpoints:
         return read
 
     def report(self) -> None:
-        """Send the newest messages again, since they may be lost."""
+        """Send the messages about the last reported checkpoint again, since the coordinator may have missed them."""
         for message in self._reports:
             self._send(message)
 

@@ -17,12 +17,12 @@ from bamboo_trainer.task import Dataset, Parts
 
 
 class Indexed:
-    """A dataset of the samples of a list-like object with a length and `[i]`, such as a map-style dataset of torch,
-    which it stacks.
+    """A dataset that stacks the samples of a list-like object with a length and `[i]`, such as a map-style dataset of
+    torch.
 
     A sample is (inputs, targets), each of them a tensor, an array, a number or a tuple of these; or a mapping, from
-    which `inputs` and `targets` name the entries to take. Whole numbers become int64, others float32. Raises ValueError
-    if shapes differ.
+    which `inputs` and `targets` name the entries to take. For dtypes, see `as_tensor`. Raises ValueError if shapes
+    differ.
     """
 
     def __init__(self, samples: Any, inputs: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
@@ -207,7 +207,7 @@ class TextDataset:
 
 
 class TensorDataset:
-    """A dataset of tensors in memory: inputs and targets, whose dimension 0 counts the samples."""
+    """A dataset of tensors in memory. Dimension 0 counts the samples. Raises ValueError if their numbers differ."""
 
     def __init__(self, inputs: Parts, targets: Parts) -> None:
         lengths = {len(part) for part in (*inputs, *targets)}
@@ -225,9 +225,9 @@ class TensorDataset:
 
 
 class NpzDataset(TensorDataset):
-    """Arrays of an .npz file, held in memory. inputs, targets: their names, in order.
+    """Arrays of an .npz file, held in memory. inputs, targets: the arrays' names, in order.
 
-    Whole numbers become int64, floating-point ones float32. Raises ValueError.
+    For dtypes, see `as_tensor`. Raises ValueError.
     """
 
     def __init__(self, path: str | Path, inputs: Sequence[str], targets: Sequence[str]) -> None:
@@ -326,7 +326,7 @@ def _shares(weights: Sequence[float]) -> list[int]:
 
 
 def _dealt(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """Return a round's samples, each source's spread evenly: (source, number of its earlier samples in the round)."""
+    """Return a round's samples as (source, sample's number in the source's share), with each source spread evenly."""
     places = [((2 * n + 1) / (2 * share), source, n) for source, share in enumerate(shares) for n in range(share)]
     return [(source, number) for _, source, number in sorted(places)]
 

@@ -35,8 +35,8 @@ def permute(index: int, length: int, key: int) -> int:
 
 
 def sample_numbers(seed: int, first: int, count: int, length: int) -> tuple[int, ...]:
-    """Return the numbers in the dataset of a job's samples `first` to `first + count - 1`. Each pass over the dataset
-    visits each sample once, in an order of its own.
+    """Return the dataset's indices of a job's samples `first` to `first + count - 1`. Each pass over the dataset visits
+    each sample once, in an order of its own.
 
     seed: the job's seed. length: the number of the dataset's samples. Raises ValueError for an empty dataset.
     """

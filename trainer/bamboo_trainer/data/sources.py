@@ -85,7 +85,7 @@ class CachedFile:
 
 
 class LocalFile:
-    """A file on this machine, mapped into memory (mmap), which the system may drop. name: its path. size: in bytes."""
+    """A file on this machine, mapped into memory (mmap). name: its path. size: in bytes."""
 
     def __init__(self, path: str) -> None:
         self.name, self.size = path, os.stat(path).st_size
@@ -103,9 +103,9 @@ Source = LocalFile | CachedFile
 
 
 def open_sources(path: str) -> Sequence[Source]:
-    """Find the files of tokens at a path or URL: the file there, or all files *.tokens in that folder and its
-    subfolders, by name, except hidden ones. Raises ValueError with a message; StorageError of bamboo_core.storage if a
-    store does not answer.
+    """Open the files of tokens at a path or URL: the file itself, or all files *.tokens in the folder and its
+    subfolders, sorted by name, except hidden ones. Raises ValueError if there is none, StorageError if an object store
+    does not answer.
     """
     parsed = parse_url(path, "the path or URL of data")
     if parsed.protocol == "file":

@@ -84,8 +84,8 @@ class TokenFile:
         return self._ends
 
     def numbers(self, first: int, count: int) -> NDArray[Any]:
-        """Return the document of each of `count` tokens from `first` on, numbered from 0. Raises ValueError for a
-        damaged file.
+        """Return the document's number for each of `count` tokens from `first` on; the first token's document is number
+        0. Raises ValueError for a damaged file.
         """
         places = np.arange(first, first + count, dtype=np.uint64)
         numbers: NDArray[Any] = np.searchsorted(self.ends(), places, side="right")

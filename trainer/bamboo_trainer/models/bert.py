@@ -41,7 +41,7 @@ class BertEmbedding(nn.Module):
 
 
 class BertBlock(nn.Module):
-    """A post-norm transformer block: (x [batch, time, width], mask [batch, time]) -> the same."""
+    """A post-norm transformer block: (x [batch, time, width], mask [batch, time]) -> (x, mask) of the same shapes."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ class GptEmbedding(nn.Module):
 
 
 class GptBlock(nn.Module):
-    """A pre-norm transformer block, causal attention and a GELU MLP: [batch, time, d_model] -> the same."""
+    """A pre-norm transformer block, causal attention and a GELU MLP. Inputs and outputs: [batch, time, d_model]."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ class Gpt2Embedding(nn.Module):
 
 
 class Gpt2Block(nn.Module):
-    """A pre-norm transformer block, causal attention and a GELU MLP: [batch, time, width] -> the same."""
+    """A pre-norm transformer block, causal attention and a GELU MLP. Inputs and outputs: [batch, time, width]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()

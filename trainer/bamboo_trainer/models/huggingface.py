@@ -53,8 +53,8 @@ class BalancedExperts:
     """
 
     def __init__(self, routers: Sequence[Any], experts: int, chosen: int, coefficient: float, *, masked: bool) -> None:
-        """Create the loss. routers: transformers' `OutputRecorder`s of routers' results. experts: their number. chosen:
-        number of experts for each token. coefficient: factor of the loss. masked: the data have a mask.
+        """Create the loss. routers: transformers' `OutputRecorder`s of routers' results. experts: number of experts.
+        chosen: number of experts for each token. coefficient: factor of the loss. masked: the data have a mask.
         """
         self._routers, self._experts, self._chosen, self._coefficient = routers, experts, chosen, coefficient
         self.size = 2 if masked else 1
@@ -187,7 +187,7 @@ class NamedModel:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
-        """Parse a task's config, and read the model's; may fetch the model from the Hub. Raises ValueError."""
+        """Parse a task's config, and load the model's own config, perhaps from the Hub. Raises ValueError."""
         settings = read_settings(config)
         published = published_config(settings)
         return cls(settings=settings, config=published, objective=settings.objective or objective_of(published))
@@ -258,7 +258,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 
 def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
-    """Parse the config, and fetch a model of the Hub that the cache lacks. Raises ValueError."""
+    """Parse a task's config. Its `model` becomes a local folder, fetched from the Hub if needed. Raises ValueError."""
     settings = HuggingFaceSettings(**arguments(HuggingFaceSettings, config))
     expect((settings.model is None) != (settings.architecture is None), "expected one of model and architecture")
     expect(settings.learning_rate > 0, f"learningRate must be positive, got {settings.learning_rate}")
@@ -307,7 +307,7 @@ def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
 
 
 def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an evaluation's data, with the length and the tokenizer of the training's data if it names none."""
+    """Return the config of an evaluation's data, with length and tokenizer by default those of the training's data."""
     found = with_length(given, data.get("length"))
     tokenized = (texts.TEXT, texts.KIND)
     if "tokenizer" in data and data.get("kind") in tokenized and found.get("kind") in tokenized:
@@ -316,8 +316,8 @@ def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 
 
 def objective_of(config: Any) -> Objective:
-    """Return the default objective. A model type that can be both is causal if it is a decoder, or if the named
-    architecture is no masked model.
+    """Return a model's default objective. If transformers has both for its type: "masked" if the config names a masked
+    architecture, else "causal" if it names another one or is a decoder's, else "masked".
 
     Raises ValueError for other models, such as encoder-decoders. config: a transformers config.
     """

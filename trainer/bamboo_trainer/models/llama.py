@@ -77,7 +77,7 @@ class LlamaEmbedding(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """A pre-norm transformer block, causal attention and a gated MLP: [batch, time, width] -> the same."""
+    """A pre-norm transformer block, causal attention and a gated MLP. Inputs and outputs: [batch, time, width]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()

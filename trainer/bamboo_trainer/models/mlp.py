@@ -47,7 +47,7 @@ class Lift(nn.Module):
 
 
 class Residual(nn.Module):
-    """A residual block, which also sees the points: (hidden [batch, width], points [batch, 2]) -> the same."""
+    """A residual block, which also sees the points. Inputs and outputs: (hidden [batch, width], points [batch, 2])."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -152,7 +152,7 @@ def _packed(config: Mapping[str, Any], where: str) -> str:
 
 
 def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-    """Return the config with that length, if its kind takes a length and the config has none."""
+    """Return a copy of a dataset's config, with `length` as its default if the config's kind takes a length."""
     kind = config.get("kind", MADE_UP)
     return {"length": length, **config} if length is not None and kind in KINDS_WITH_LENGTH else dict(config)
 
@@ -236,7 +236,7 @@ def read_settings(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, An
 
 
 def check_sizes(c: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming the key and what was expected, for invalid sizes."""
+    """Raise ValueError, naming the key, unless all sizes are at least 1 and heads divides width. c: the settings."""
     whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
     if c["width"] % c["heads"]:
         raise ValueError(f"width must be a multiple of heads = {c['heads']}, got {c['width']}")

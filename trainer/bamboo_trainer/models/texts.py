@@ -182,7 +182,7 @@ class ChatTemplate:
 
 
 class _Unstable(ValueError):
-    """Error because the template renders the beginning of a conversation differently if more messages follow."""
+    """Raised if the template renders the beginning of a conversation differently when more messages follow."""
 
 
 def _conversations(path: Path) -> Iterator[tuple[str, list[Any]]]:
