@@ -146,7 +146,7 @@ _LARGEST: Final = 2**53  # absolute value of a whole number in a decision's memo
 
 
 def next_decided(task: Task, before: Decided | None, done: Committed) -> Decided | None:
-    """Call and combine the task's decisions after a step; return None if it has none. before: the previous result."""
+    """Call and combine the task's decisions after a step; None if the task has none. before: the previous result."""
     if not task.decisions:
         return None
     memories = before.memory if before else {}
@@ -160,7 +160,7 @@ def next_decided(task: Task, before: Decided | None, done: Committed) -> Decided
 
 
 def committed_step(step: int, commit: Commit) -> Committed:
-    """Return the facts of a commit for decisions. step: the number of steps committed with it."""
+    """Return the facts of a commit that decisions get. step: the number of committed steps, including this one."""
     return Committed(
         step=step,
         loss=finite(commit.loss),

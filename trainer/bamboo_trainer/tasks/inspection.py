@@ -128,7 +128,7 @@ Visit = Callable[["Walk", int, Any], tuple[T, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A way to run a task's layers: without data, within `mode`, or with data."""
+    """A run of a task's layers: on tensors without data (fake tensors) if `mode` is given, else with data."""
 
     task: Task
     mode: FakeTensorMode | None = None
@@ -157,7 +157,7 @@ class Walk:
         return (self.mode.from_tensor(leaf) if self.mode else leaf).requires_grad_(part.requires_grad)
 
     def visits(self, visit: Visit[T], inputs: Any, layers: range) -> Iterator[T]:
-        """Yield the findings of these layers. Raises a layer's own errors, including those for lack of data."""
+        """Visit these layers in order; yield each finding. Raises a layer's own errors, including for lack of data."""
         with failing_quietly():
             parts = self.given(inputs)
             for index in layers:
@@ -295,8 +295,8 @@ class Draws:
             self.runs.append(generators)
 
     def each_time(self) -> str:
-        """Return the generators that every run drew from. numpy's does not count if each run seeds it: its
-        state then stays the same from the second run on.
+        """Return the names of the generators that every run drew from, joined by "and"; "" if there is none. numpy's
+        does not count if each run seeds it: its state then stays the same from the second run on.
         """
         return " and ".join(sorted(set.intersection(*self.runs))) if self.runs else ""
 

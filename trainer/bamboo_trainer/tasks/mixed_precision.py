@@ -99,7 +99,7 @@ def _nodes(parts: Any) -> list[Node | None]:
 
 
 def passed_on(result: Any, dtype: torch.dtype) -> Any:
-    """Return a layer's result as it is passed on: its tensors in fp32 that have a gradient are rounded to that type.
+    """Return a layer's result as it is passed on: its tensors in fp32 that have a gradient are rounded to `dtype`.
 
     The results of all layers but the last are rounded, not only at a boundary between workers: the bits then do not
     depend on the split. Autograd rounds the gradient alike. Tensors without a gradient, such as masks and angles, stay

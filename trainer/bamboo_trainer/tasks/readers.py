@@ -1,9 +1,9 @@
 """Reading of the task's batches, prefetched in the background while the worker computes.
 
-Nothing is prefetched if the dataset draws from torch's generator: the background would draw from the generator that
-layers use. The first batch, read in the foreground, shows whether it does.
+Nothing is prefetched if the dataset draws from torch's generator, which layers use, too. The first batch, read in the
+foreground, shows whether the dataset does.
 
-A `Prefetched` dataset has several processes that read (`Readers`). Each ends with the worker, however that ends, and
+A `Prefetched` dataset has several processes that read (`Readers`). Each ends with the worker, even a killed one, and
 holds none of the worker's connections open.
 """
 
@@ -56,8 +56,8 @@ class Reading:
 class Readers:
     """A pool of processes that read a dataset. If one of them ends, a new pool reads the batches that are missing.
 
-    Only the thread that runs torch operations may call `submit` and `result`: processes are forked in these calls
-    alone, because a lock that this thread holds meanwhile would stay locked in the child.
+    Only the thread that runs torch operations may call `submit` and `result`, which fork processes: if another thread
+    forked, a lock that this thread holds at that moment would stay locked in the child.
     """
 
     def __init__(self, task: Task, wanted: Prefetched) -> None:
@@ -212,7 +212,7 @@ class BatchReader:
             self._readers.close()
 
     def _read_all(self, futures: "dict[Key, Future[Batch]]") -> None:
-        """Read these batches one after the other, and set the result of each at once."""
+        """Read these batches one after the other, and set the result of each future as soon as it is known."""
         for (_, step, microbatch), future in futures.items():
             if not future.set_running_or_notify_cancel():
                 continue

@@ -2,7 +2,7 @@
 
 A stage's forward may be repeated, on another worker, too, so it changes nothing. It captures the mean and the variance
 of each batch that a norm sees. Their weighted sums are a part of the stage's gradient, with which they are summed, sent
-and repeated (`FlatParameters`); the optimizer's step ends with the statistics.
+and repeated (`FlatParameters`); the optimizer's step adds them to the running statistics at its end.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,7 +27,7 @@ Contributed = list[tuple[nn.Module, Parts]]  # in order
 
 @dataclass(slots=True)
 class Capture:
-    """The means and variances of the batches that norms have seen, and losses, in order."""
+    """The batch means and variances that norms saw in a forward, and the losses that layers added, in order."""
 
     # fill, count, momentum: BatchNorm's running statistics, number of batches and momentum meanwhile; momentum is 1,
     # or 0.5 with a fill of 0. Neither contributions nor outputs may depend on them.

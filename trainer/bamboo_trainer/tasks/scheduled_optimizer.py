@@ -59,7 +59,7 @@ class ScheduledOptimizer:
 
     @property
     def only_reads(self) -> bool:
-        """Whether a step certainly leaves the gradients unchanged. A hook of the task may clip them."""
+        """Whether a step certainly leaves the gradients unchanged; False if a hook of the task might clip them."""
         return self.inner is not None and type(self.inner) in _READING and not _is_hooked(self.inner)
 
     def fuse(self) -> None:
@@ -90,8 +90,8 @@ class ScheduledOptimizer:
         return values
 
     def step(self, version: int) -> None:
-        """Set the rate and schedules, and take the optimizer step after `version` steps. Gradients are set. Raises
-        TaskError.
+        """Set the rate and schedules, and take the optimizer step after `version` steps. The parameters must have their
+        gradients. Raises TaskError.
         """
         if self.inner is None:
             return
@@ -197,7 +197,7 @@ def _checked(name: str, value: object, default: object, version: int) -> Value:
 
 
 def _multipliers(optimizer: torch.optim.Optimizer, name: str) -> tuple[float, ...]:
-    """Return each parameter group's value divided by the optimizer's default; call it before a step changes them."""
+    """Return each group's value divided by the optimizer's default, before a step changes any. Raises TaskError."""
     if name != RATE and name not in optimizer.defaults:
         known = ", ".join(sorted(k for k, v in optimizer.defaults.items() if isinstance(v, int | float | tuple)))
         raise TaskError(

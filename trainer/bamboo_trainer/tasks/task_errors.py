@@ -22,11 +22,11 @@ class TaskError(ValueError):
 
 
 class NotDeterministic(TaskError):
-    """Error of work that gave different bits when repeated; the message names the first layer that differs."""
+    """Raised if work gives different bits when repeated. The message names the first layer that differs."""
 
 
 class TaskOutOfMemory(MemoryError):
-    """Error because memory ran out, on the host or on the device; the message names the part of the task."""
+    """Raised if memory runs out, on the host or on the device. The message names the part of the task."""
 
 
 class RealInterrupt(KeyboardInterrupt):
@@ -72,9 +72,10 @@ def complaint(error: ValueError) -> str:
 
 
 def where(error: BaseException) -> str:
-    """Return file, line and function of the innermost frame of the user's code; "" if there is none.
+    """Return file, line and function of the innermost frame of the user's code.
 
-    Without one, return the innermost frame of a library that is neither Bamboo's, nor torch's, nor Python's.
+    Without such a frame, use the innermost one of a library other than Bamboo, torch and Python's own; "" without
+    either.
     """
     frame = _innermost(error)
     return f"{shown(frame.filename)} line {frame.lineno}, in {frame.name}" if frame else ""
