@@ -14,9 +14,9 @@ Memory = Mapping[str, Number]
 class Committed:
     """The facts that a decision may use: results of the last committed step.
 
-    step: the number of steps committed with it; 0 before the first one, when nothing else is known. loss, gradient_norm
-    (before clipping), metrics: of that step; None where not finite. evaluation: of the state before that step,
-    after `step - 1` steps; empty if it was not evaluated. skipped: the step left the model unchanged.
+    step: the number of committed steps, including that one; 0 before the first, when nothing else is known. loss,
+    gradient_norm (before clipping), metrics: of that step; None where not finite. evaluation: of the state before that
+    step, after `step - 1` steps; empty if it was not evaluated. skipped: the step left the model unchanged.
     """
 
     step: int
@@ -92,7 +92,7 @@ def frozen_for(steps: int, *parameters: str) -> Decide:
 
 
 def stop_when(metric: str = "loss", *, below: float | None = None, above: float | None = None) -> Decide:
-    """End training once a number is below, or above, a limit. metric: a name for `Committed.value`."""
+    """End training once a number is below `below`, or above `above`; give one. metric: a name for `Committed.value`."""
     if (below is None) == (above is None):
         raise ValueError("stop_when: expected below or above")
 

@@ -187,7 +187,7 @@ Sums = Annotated[dict[str, tuple[Terms, Terms]], msgspec.Meta(max_length=MOST_ME
 
 
 class RefusedFrame(ValueError):
-    """Error of a frame that violates the form of its kind. The worker drops the frame and keeps the link."""
+    """Raised for a frame that violates the form of its kind. The worker drops the frame and keeps the link."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -205,8 +205,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Results of a portion of a cell, by microbatch, in addition to the sums of its gradients: losses and their
-    weights, metrics with weights, and losses that layers add.
+    """Results of some microbatches of a cell (a portion), each by microbatch, in addition to the sums of their
+    gradients: losses and their weights, metrics with weights, and losses that layers add.
     """
 
     losses: dict[int, float]

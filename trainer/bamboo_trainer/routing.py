@@ -106,11 +106,11 @@ class PlanState:
         return self.current.at(cell).owner
 
     def parts(self, cell: Cell) -> list[Cell]:
-        """Return the device stages of the stage that a cell belongs to: the cell itself, if workers have one device."""
+        """Return the cells that divide a stage over a worker's devices, one each. cell: any one of them."""
         return cell_parts(cell_of(cell, self.devices), self.devices)
 
     def are_parts(self, cells: Iterable[Cell]) -> bool:
-        """Return whether these cells are device stages of at most one stage."""
+        """Return whether these cells belong to one stage, divided over a worker's devices; True for no cells."""
         return len({cell_of(cell, self.devices) for cell in cells}) <= 1
 
     def others(self) -> set[WorkerId]:
@@ -250,7 +250,7 @@ class Outbox:
             self._transport.send(worker, frame)
 
     def resend(self, cell: Cell, worker: WorkerId | None = None, *, since: Address | None = None) -> None:
-        """Send a cell's logged frames again, to its receiver or to that worker, which drops duplicates.
+        """Send a cell's logged frames again, to its receiver or to `worker`. Whoever gets a frame twice drops it.
 
         since: send only activations and gradients of its step and microbatch, and later ones.
         """

@@ -36,8 +36,8 @@ def add_loss(value: Tensor, name: str = "added") -> None:
     """Add an auxiliary loss of a layer (such as balancing experts) to the task's. Call it in the layer's forward.
 
     It counts as its mean over the microbatches of the step, with the weights of a `Weighted` loss. It is part of the
-    reported loss, and reported under its name, too. Outside of Bamboo's training it does
-    nothing. Raises TaskError for an invalid value or name.
+    reported loss, and is also reported under its own name. Outside of Bamboo's training the call does nothing. Raises
+    TaskError for an invalid value or name.
 
     value: a scalar tensor, multiplied by its coefficient already. name: letters, digits and underscores.
     """
@@ -49,7 +49,7 @@ def add_loss(value: Tensor, name: str = "added") -> None:
 
 
 def checked_name(name: object, what: str) -> str:
-    """Return a valid metric's name. Raises TaskError for an invalid one. what: the first words of the message."""
+    """Return a metric's name if it is valid, else raise TaskError. what: the first words of the message."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TaskError(f"{what} must be up to 64 letters, digits and underscores, got {name!r}")
     return name

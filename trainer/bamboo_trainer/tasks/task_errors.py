@@ -74,8 +74,7 @@ def complaint(error: ValueError) -> str:
 def where(error: BaseException) -> str:
     """Return file, line and function of the innermost frame of the user's code.
 
-    Without such a frame, use the innermost one of a library other than Bamboo, torch and Python's own; "" without
-    either.
+    Without such a frame, use the innermost one of a library (not Bamboo, torch or Python's own); "" without any.
     """
     frame = _innermost(error)
     return f"{shown(frame.filename)} line {frame.lineno}, in {frame.name}" if frame else ""

@@ -46,14 +46,14 @@ def tune(sock: socket.socket) -> None:
 
 
 def wake(sock: socket.socket) -> None:
-    """Shut a socket down, so that threads blocked in it return; only its own thread closes it."""
+    """Shut a socket down, so that threads blocked in it return; the thread that opened it closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def receive(sock: socket.socket, size: int, deadline: float) -> bytearray:
-    """Return the next bytes from a socket. Raises ConnectionError if it ends first, TimeoutError past the (monotonic)
-    deadline.
+    """Return the next `size` bytes from a socket. Raises ConnectionError if the peer closes it first, TimeoutError past
+    the (monotonic) deadline.
     """
     buffer = bytearray()
     while len(buffer) < size:
@@ -72,7 +72,7 @@ READ_AHEAD: Final = 64 << 10  # bytes, so that a small frame takes one system ca
 
 
 def read(reader: "BufferedReader[socket.SocketIO]", size: int) -> bytes:
-    """Return the next bytes from a link. Raises ConnectionError if it ends first."""
+    """Return the next `size` bytes from a link. Raises ConnectionError if the link ends first."""
     data = reader.read(size)
     if len(data) < size:
         raise ConnectionResetError("closed by the peer")

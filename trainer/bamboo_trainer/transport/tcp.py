@@ -171,7 +171,7 @@ class TcpTransport:
             self._deliver(Arrived(link.hello.worker, frame))
 
     def left(self, link: Inbound, reason: str) -> None:
-        """Record that a link has ended. Only links' own threads call this."""
+        """Forget a link that has ended; deliver a LinkDown if one is due. Only links' own threads call this."""
         with self._news:
             with self._changed:
                 self._accepted.discard(link)

@@ -53,11 +53,11 @@ Buffer = bytes | memoryview
 
 
 class WireError(Exception):
-    """Error because received bytes violate the protocol."""
+    """Raised if received bytes violate the protocol."""
 
 
 class Lane(StrEnum):
-    """The lane of a link. Links on different lanes between the same two workers do not delay each other."""
+    """A class of frames with links of its own, so that the classes do not delay each other between two workers."""
 
     BOUNDARY = "boundary"
     BULK = "bulk"

@@ -457,7 +457,7 @@ class WorkerAgent:
 
     def tell(self, message: Message) -> None:
         """Send a message to the coordinator. The root's CellFinished, after which the job may end, waits until the
-        history is written. A StepCommitted is sent after the next instruction, or when there is none.
+        history is written. A StepCommitted waits up to LATE_SECONDS while the engine is busy.
         """
         if isinstance(message, CellFinished):
             finish = partial(self.control.send, message)

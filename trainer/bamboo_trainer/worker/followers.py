@@ -285,8 +285,8 @@ class CallbackFollower(HistoryFollower):
         self._callback = None  # the next one is made with the saved state
 
     def _begun_anew(self, record: Record, cursor: Cursor) -> Cursor:
-        """If the job has gone back to a checkpoint, restore the callback's state at that checkpoint, or at the newest
-        one before it.
+        """Return the cursor for a record. If the job has gone back to a checkpoint, it has the callback's state at that
+        checkpoint, or at the newest one before it.
         """
         if isinstance(record, EventRecord) or record.attempt <= cursor.attempt:
             return cursor

@@ -38,7 +38,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def records_of(done: int, commit: Commit, rates: Rates, attempt: int) -> Iterator[Record]:
-    """Yield a commit's records. done: the number of steps committed before. attempt: used if the commit has no mark."""
+    """Yield a commit's records, if it has a mark. done: steps committed before. attempt: if the mark names none."""
     if (mark := commit.history) is None:
         return
     attempt = mark.attempt or attempt
@@ -302,8 +302,8 @@ class HistoryKeeper(History):
             self._commits = {step: commit for step, commit in self._commits.items() if step >= written}
 
     def _attempt_after(self, newest: int, records: Sequence[Record]) -> int:
-        """Return the job's attempt; if it is unknown, the newest one if the history has a commit of it that is kept
-        here, else the next one. newest: the history's newest attempt. records: of its last file.
+        """Return the job's attempt. If it is unknown: the newest one if a commit in its last file is kept here, too,
+        else the next one. newest: the history's newest attempt. records: of its last file.
         """
         marks = {step: commit.history for step, commit in self._commits.items() if commit.history}
         newest = max([newest, *(mark.attempt for mark in marks.values())])

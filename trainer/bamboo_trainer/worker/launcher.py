@@ -248,8 +248,8 @@ class Launcher:
         self._tell(event="result", id=child.name, **result)
 
     def _end_orphans(self) -> None:
-        """End processes that ended children have started. A living child adopts its own orphans, so these have no
-        parent.
+        """End processes whose parents, ended children, have left them to the launcher. A living child adopts its own
+        orphans.
         """
         left = children().keys() - self._children.keys()
         self._orphans.end(left, time.monotonic())
