@@ -53,7 +53,7 @@ WARM = pytest.StashKey[WarmProcesses]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With several processes this one runs no test, and so does not import torch, but has warm ones for all others."""
+    """Use one compute thread. Of several processes this one runs no test, so only starts warm ones, without torch."""
     if config.getoption("numprocesses", None):
         config.stash[WARM] = WarmProcesses()
     else:
@@ -69,7 +69,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def cold_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test's jobs start processes as everybody's do: it looks at them, or kills them."""
+    """Start the processes of the test's jobs anew, as users' jobs do, since the test inspects or kills them."""
     monkeypatch.delenv(PLACE, raising=False)
 
 
@@ -81,14 +81,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Python's garbage collector never looks through what all tests need, and that is a lot."""
+    """Exclude the many objects that all tests need from Python's garbage collection."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
-    """Nor through what the files before have left: modules that were imported, results that later tests use again."""
+    """After a file, exclude what its tests leave (imported modules, shared results) from garbage collection, too."""
     done = yield
     if nextitem is not None and nextitem.path != item.path:
         _keep_what_is_here()

@@ -34,7 +34,7 @@ def test_a_job_is_applied_without_what_is_the_servers(tmp_path: Path) -> None:
 
 def test_who_resumes_a_job_without_money_need_not_wait(tmp_path: Path) -> None:
     class Spent(Fake):
-        """A server whose job is suspended by its budget once its manifest does not suspend it."""
+        """A server that reports the job as suspended by its budget once a client has patched the job."""
 
         def __call__(self, asked: Asked) -> tuple[int, Any]:
             answer = super().__call__(asked)

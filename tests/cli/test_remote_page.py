@@ -1,4 +1,4 @@
-"""The operator that serves a job's page, and the way of the secret URL into the browser."""
+"""The operator that serves a job's page, and how the browser gets the page's secret URL."""
 
 import os
 import re

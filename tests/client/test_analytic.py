@@ -66,7 +66,7 @@ def test_every_model_is_a_profile_on_every_device(model: str) -> None:
 
 @pytest.mark.parametrize(("model", "least", "most"), [("bert", 1.0, 1.4), ("gpt-2", 1.0, 1.3), ("vgg", 4, 10)])
 def test_beside_the_published_systems_profiles(model: str, least: float, most: float) -> None:
-    """Published profiles contain the losses of four times as many machines; docs/simulator.md has the ratios."""
+    """Layers computed for a V100 are faster than in published runs, which include the overhead of many machines."""
     assert f"{model}-v100" in shipped_names()
     assert least < rate(read_profile(f"{model}@v100")) / rate(read_profile(f"{model}-v100")) < most
 

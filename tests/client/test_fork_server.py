@@ -248,7 +248,7 @@ async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch
 
 
 def asking_worker(*, worker: str, gate: int, steps: list[int], **_: str | None) -> int:
-    """Ask once for each step, wait for each answer, and exit with the number of answers."""
+    """Ask the launcher once for each step, wait for each answer, and return the number of answers."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     for step in steps:
         os.write(gate, json.dumps([worker, step]).encode() + b"\n")

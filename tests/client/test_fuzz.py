@@ -130,7 +130,7 @@ PARTS = parts(Plan)
 
 @cache
 def phases() -> dict[str, World]:
-    """Return worlds whose coordinators are each in another phase, by the phase's name."""
+    """Return a world for each phase of a coordinator, by the phase's name."""
     names = ("Running", "Asking", "Recovering", "Over", "Profiling", "Restoring", "Writing")
     often = {"everySteps": 5}
     found = {name: World(2, 2, 1, checkpoint=often if name in names[-2:] else None) for name in names}
@@ -173,7 +173,7 @@ def phases() -> dict[str, World]:
 
 @st.composite
 def hellos(draw: st.DrawFn) -> WorkerJoined:
-    """Return a strategy for a worker's hello, with a plan or without one."""
+    """Draw the event of a worker's hello, with a plan or without one."""
     plan = draw(st.none() | st.just(phases()["Running"].state.plan) | st.builds(Plan, **PARTS))
     if plan and draw(st.booleans()):
         changed = draw(st.lists(st.sampled_from(sorted(PARTS)), max_size=2, unique=True))

@@ -1,4 +1,4 @@
-"""The workers that a local run preempts, and the moment."""
+"""The workers that a local run preempts, and when."""
 
 from pathlib import Path
 

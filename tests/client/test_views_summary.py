@@ -54,7 +54,7 @@ def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
-    """The summary says how many steps were not kept. Only skipped samples count as left out, none of lost steps."""
+    """The summary says how many steps were not kept. Their samples are not counted as left out, only skipped ones."""
     summary = ran(STATUS, outcome, "Reason", output="/out")
     text, document = to_text(summary), json.loads(to_json(summary))
     assert text.startswith(f"job: {outcome}, Reason. a sentence\n")

@@ -16,7 +16,7 @@ BOUNDARY = 10_000  # bytes
 
 
 def over_zones(zones: str, *lost: str) -> Trace:
-    """Return an hour's recording with a node for each letter, its zone. lost: nodes that go after half an hour."""
+    """Return an hour's recording of nodes in these zones, a letter each. lost: nodes removed after half an hour."""
     first = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone=zone) for i, zone in enumerate(zones)]
     gone = [NodeChange(at=HOUR / 2, change=Change.REMOVE, node=node, zone=zones[int(node[1:])]) for node in lost]
     return make_trace([*first, *gone], duration=HOUR)

@@ -71,7 +71,7 @@ def trains(document: dict[str, Any]) -> str:
 
 
 class One:
-    """A job's `EffectiveSpec` at a fake API server. refusals: of a pod's dry run, in turn; then it is allowed."""
+    """A job's `EffectiveSpec` at a fake API server. refusals: the first dry runs' errors; later dry runs succeed."""
 
     def __init__(self, document: dict[str, Any], *refusals: Exception, plan: str = "", **more: Any) -> None:
         self.api: Any = Revisions()

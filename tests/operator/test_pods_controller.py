@@ -38,7 +38,7 @@ def runs_and_is_silent(place: Place) -> None:
 
 
 def waits_for_a_node(place: Place) -> None:
-    """Do nothing to the pods, which so stay without a node."""
+    """Do nothing, so that the pods stay without a node."""
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ KILLED = Fault("Backward", Cell(0, 1), 6)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the page's files, and an order of samples for scripts that shuffle."""
+    """Make a folder with the page's files; scripts that shuffle get a job's order of samples."""
     for name, text in SHOWN.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)

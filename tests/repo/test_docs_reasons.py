@@ -83,7 +83,7 @@ def reasons() -> tuple[set[str], set[str]]:
 
 
 def listed() -> list[str]:
-    """Return the first cell of each row of the page's tables."""
+    """Return the texts in backticks at the beginning of the rows of the page's tables."""
     rows = re.findall(r"^\| (`[^|]+?) \|", PAGE.read_text(), re.MULTILINE)
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
