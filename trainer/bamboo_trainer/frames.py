@@ -131,7 +131,7 @@ def is_of_microbatch(address: Address) -> bool:
 
 
 class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Facts of a frame that carries tensors only."""
+    """The payload of a frame of tensors: gradient flags, a loss's weight, and whether the frame is sent again."""
 
     # of each floating point tensor that crosses a boundary, whether it needs a gradient, or has one; empty: all do
     gradients: tuple[bool, ...] = ()
@@ -263,7 +263,7 @@ class CommonState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The root's decision on a step."""
+    """The root's decision that makes a step final: the step's results, and settings from the next step on."""
 
     norm: float  # of the scaled gradients
     loss: float
@@ -289,7 +289,7 @@ Commits = list[tuple[int, Commit]]  # by step
 
 
 class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The version of a stage's state that a replica holds, and the version that it can reach alone."""
+    """The version of a stage's state that a replica holds, and the version that its gradients let it reach."""
 
     version: int
     secured: int

@@ -125,8 +125,8 @@ class SplitModule:
     # the positions' tensors
 
     def _owners(self, base: Recording) -> dict[int, list[_Slot]]:
-        """Return the names of the tensors of each position: a block's own ones, the tensors that the model's own code
-        uses, and unused tensors at the last position of own code.
+        """Return the names of the tensors at each position (a block, or the model's own code between blocks): a block's
+        own tensors, the tensors that own code uses, and unused tensors at the last position of own code.
         """
         places: dict[int, list[_Slot]] = {position: [] for position in self.route.positions}
         own = sorted(base.own_code)

@@ -94,7 +94,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFact
 
 
 def _takes_training(build: Callable[..., Any]) -> bool:
-    """Return whether a `build` takes the training: in a second argument without a default or named "training"."""
+    """Return whether `build` takes TrainingFacts: its second argument has no default, or the name "training"."""
     try:
         places = [p for p in inspect.signature(build).parameters.values() if p.kind in _PLACES]
     except (TypeError, ValueError):

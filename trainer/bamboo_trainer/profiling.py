@@ -77,8 +77,8 @@ WORKER: Final = "profile-0"
 def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECONDS) -> dict[str, Any]:
     """Measure a job's layers; return the figures below as JSON values, or {"problem": one sentence}.
 
-    repeats: microbatches to measure, whose median counts. While the median is not steady, as many are measured again,
-    up to ten times, within `seconds` for all layers together.
+    repeats: microbatches to measure, whose median counts. While the median is not steady, more rounds of `repeats`
+    follow, up to ten in all, within `seconds` for all layers together.
 
     layers: each layer's seconds of forward, backward and update, bytes, and cost. device: its name. load: seconds until
     the task was loaded. waited: share of the measuring time in which no processor was free; the seconds exclude it.

@@ -199,7 +199,7 @@ class Outbox:
         self._leave_in_turn(self._beside, leaving)
 
     def post(self, worker: WorkerId, address: Address, tensors: Iterable[Tensor], payload: Any) -> None:
-        """Send a frame to that worker without keeping it in the log."""
+        """Send a frame to `worker`, without keeping it in the log."""
         self._leave_after(address, tensors, payload, worker)
 
     def is_sending(self, worker: WorkerId, lane: Lane) -> bool:

@@ -72,7 +72,7 @@ class TrainingConfig:
         return self.microbatches * self.micro_batch_size
 
     def samples(self, step: int, microbatch: int, dataset: Sized) -> tuple[int, ...]:
-        """Return the sample numbers of a microbatch. Raises TaskError for an empty dataset, or errors of its length."""
+        """Return the sample numbers of a microbatch. Raises TaskError if the dataset is empty, or its `len` fails."""
         size = self.micro_batch_size
         first = step * self.global_batch + microbatch * size
         return sample_numbers(self.seed, first, size, length_of(dataset))

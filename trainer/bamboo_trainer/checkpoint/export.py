@@ -137,8 +137,8 @@ def export(
 
 
 def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
-    """Export a checkpoint into a new folder, as one file of safetensors with the names in the layers, for a local
-    run. Return {}, or {"problem": one sentence} if it cannot be read or written.
+    """Export a checkpoint of a local run into a new folder, as one safetensors file with names like "layers.0.weight".
+    Return {}, or {"problem": one sentence} if the checkpoint cannot be read or the file cannot be written.
     """
     try:
         store = CheckpointStore(url)

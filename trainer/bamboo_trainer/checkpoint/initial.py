@@ -63,9 +63,8 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """Which of a model's tensors are initialized from given weights, and which are not: the result of `match`. takes:
-    the model's tensors that are initialized from weights. left: names of the weights that are not used. anew: names
-    of the model's tensors that keep their own initialization.
+    """The result of `match`. takes: the model's tensors that are initialized from weights, with these. left: names of
+    the weights that are not used. anew: names of the model's tensors that keep their own initialization.
     """
 
     takes: tuple[Take, ...]
@@ -73,7 +72,7 @@ class Matching:
     anew: tuple[str, ...]
 
     def in_words(self, shown: str) -> list[str]:
-        """Return a line about `takes`, and one about `left` and `anew` each unless empty. shown: the weights' place."""
+        """Return lines for the user: the number of tensors taken from `shown`, and names left there and begun anew."""
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}"]
         lines += [f"left there: {_named(self.left)}"] if self.left else []
         return [*lines, f"begun anew: {_named(self.anew)}"] if self.anew else lines
@@ -233,7 +232,7 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
 
 
 def _tensors_of(walk: Walk, index: int, _: object) -> tuple[tuple[bool, list[WantedTensor]], object]:
-    """Visit a layer for `look`: return whether it belongs to a split module, and its tensors, named as in it."""
+    """Visit a layer for `look`: return whether it is part of a split module, and its tensors under local names."""
     layer = walk.layer(index)
     names: dict[int, list[str]] = {}
     tensors = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}

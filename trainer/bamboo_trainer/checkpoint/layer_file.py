@@ -177,7 +177,7 @@ _FIRST_BYTES: Final = 64 << 10  # the whole header of most layers fits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEntry:
-    """One tensor of the state dict.
+    """One tensor of a stored state dict, without its data.
 
     layer: the layer whose file holds it. tensor: its name in that file, which the entries of a tied parameter share.
     dtype, shape: as stored; a complex tensor is stored as a real one with a last dimension of two.

@@ -95,8 +95,8 @@ def _opened(path: Path) -> Any:
 
 
 def tensor_files(path: Path) -> TensorFiles | None:
-    """Return the tensors of a path on this machine: a file of safetensors, or a folder with one or with an index of
-    several; None for anything else, such as a folder of checkpoints. Raises ValueError for a damaged index.
+    """Return the safetensors files at a local path: the file itself, or a folder's only file or the files of its index.
+    None for anything else, such as a folder of checkpoints. Raises ValueError for a damaged index.
     """
     if path.is_file():
         return TensorFiles([path])

@@ -200,8 +200,8 @@ class WorkerCheckpoints:
             pass
 
     def _do_next(self) -> bool:
-        """Handle the next request of the queue, and return False at the end. It is a function of its own, so that an
-        idle thread holds no reference to a layer's copy.
+        """Handle the next request in the queue; return False when the thread must end. This is not a part of `_run`, so
+        that an idle thread holds no reference to a layer's copy.
         """
         work = self._work.get()
         if work is None:

@@ -180,8 +180,8 @@ def text_bytes(path: str, key: str = "path") -> bytes:
 
 
 class TextDataset:
-    """A text in memory: sample i is the i-th window of `context` tokens, without overlap; its targets are one token
-    further on.
+    """A text in memory: sample i is the i-th window of `context` tokens, without overlap; its targets are the same
+    window, shifted by one token.
 
     text: bytes, each of which is a token, or a tensor of token ids. Raises ValueError if it has fewer than context + 1
     tokens, or if context is less than 1.

@@ -17,8 +17,8 @@ LIMITS: Final = StoreLimits(seconds=30.0, tries=8, pause=1.0)  # about two minut
 
 
 class RemoteFiles:
-    """The files of an object store below a URL, or the file at it. Each process makes its own clients, since a forked
-    process cannot use its parent's.
+    """The files of an object store below a URL, or the one file that the URL names. Each process makes its own clients,
+    since a forked process cannot use its parent's.
 
     Raises StorageError of bamboo_core.storage; calls end in finite time.
     """
@@ -63,8 +63,8 @@ class RemoteFiles:
 
 
 class CachedFile:
-    """A remote file, whose last used blocks the process keeps in memory. name: for messages. size: in bytes. Reads
-    raise StorageError.
+    """A file in an object store. The process keeps the most recently used blocks in memory (LRU). name: for messages.
+    size: in bytes. Reads raise StorageError.
     """
 
     def __init__(self, remote: RemoteFiles, entry: RemoteEntry) -> None:

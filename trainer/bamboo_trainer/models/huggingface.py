@@ -317,7 +317,7 @@ def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 
 def objective_of(config: Any) -> Objective:
     """Return a model's default objective. If transformers has both for its type: "masked" if the config names a masked
-    architecture, else "causal" if it names another one or is a decoder's, else "masked".
+    architecture, else "causal" if it names any other one or has `is_decoder`, else "masked".
 
     Raises ValueError for other models, such as encoder-decoders. config: a transformers config.
     """
@@ -371,7 +371,7 @@ def vocabulary_of(config: Any) -> int:
 
 
 def mask_token(config: Any) -> int:
-    """Return the id of the mask token: the config's, else BERT's, 103, or the last token. Raises ValueError."""
+    """Return the mask token's id: the config's, else 103 (BERT's), or the last one if smaller. Raises ValueError."""
     found, words = getattr(config, "mask_token_id", None), vocabulary_of(config)
     expect(found is None or 0 <= found < words, f"mask_token_id must be a token below vocab_size {words}, got {found}")
     return int(found) if found is not None else min(103, words - 1)

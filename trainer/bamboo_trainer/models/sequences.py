@@ -33,10 +33,10 @@ class Sequences:
     Inputs: int64 [samples, length], and a mask of the tokens that count if the source has one. Targets: the same shape;
     -100 does not count.
 
-    source: tokens, perhaps a mask, and for "causal" the targets, each at the place of the token before it. shift: the
-    source's targets are at their own places, like labels of transformers, and are shifted here. For "masked" the tokens
-    to predict are chosen here, by the sample's number. words: size of the vocabulary, and the mask token. where: the
-    config's key that describes the data, for messages.
+    source: gives tokens, perhaps a mask, and for "causal" targets, each at the position of the token before it. shift:
+    the source's targets are at their own positions, like labels of transformers, and are shifted here. For "masked" the
+    tokens to predict are chosen here, by the sample's number. words: the vocabulary's size, and the mask token. where:
+    the config's key that describes the data, for messages.
 
     packed: instead of a mask the source has the number of each token's document, and the second input is the token's
     position in its document. names: the names of the inputs, as in transformers.
@@ -104,7 +104,7 @@ class Sequences:
 
 
 def positions_in(documents: Tensor) -> Tensor:
-    """Return the position of each token in its document. documents: [samples, length], their numbers."""
+    """Return the position of each token in its document. documents: [samples, length], each token's document."""
     places = torch.arange(documents.shape[1]).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -192,7 +192,7 @@ def _made_up(
 
 
 def whole_numbers(values: Mapping[str, Any], *keys: str) -> None:
-    """Raise ValueError, naming the key, unless each value is at least 1."""
+    """Raise ValueError, naming the key, unless the value of each of these keys is at least 1."""
     for key in keys:
         if values[key] < 1:
             raise ValueError(f"{key} must be at least 1, got {values[key]}")

@@ -48,7 +48,7 @@ def open_text(
 ) -> TextDataset:
     """Tokenize a text with the model's tokenizer, and return it as a dataset of sequences in memory.
 
-    model: its folder, if it has one. vocabulary: size of the model's vocabulary. path: see `text_bytes`. tokenizer:
+    model: the model's folder, if any. vocabulary: size of the model's vocabulary. path: see `text_bytes`. tokenizer:
     "bytes", or a folder, by default the model's. Raises ValueError.
     """
     folder = model if tokenizer is None else tokenizer
@@ -111,9 +111,9 @@ def open_chats(
     cut after `length` tokens; conversations that then have no answer are left out.
 
     Inputs: int64 [samples, length], and a mask of the tokens that count, or the number of each token's conversation if
-    they are packed. Targets: int64 [samples, length], the next token if it belongs to an answer, else -100. model: its
-    folder, if it has one. vocabulary: size of the model's vocabulary. path: a file with a JSON object {"messages":
-    [{"role", "content"}, ...]} in each line. tokenizer: its folder, by default the model's. Raises ValueError.
+    they are packed. Targets: int64 [samples, length], the next token if it belongs to an answer, else -100. model: the
+    model's folder, if any. vocabulary: size of the model's vocabulary. path: a file with a JSON object {"messages":
+    [{"role", "content"}, ...]} in each line. tokenizer: a folder, by default the model's. Raises ValueError.
     """
     folder = model if tokenizer is None else tokenizer
     if folder is None:
@@ -130,7 +130,7 @@ def open_chats(
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, which makes tokens of conversations. folder: the tokenizer's folder."""
+    """The chat template of a tokenizer, which turns conversations into tokens. folder: the tokenizer's folder."""
 
     def __init__(self, folder: str) -> None:
         self._tokenizer = open_tokenizer(folder)

@@ -88,7 +88,7 @@ _DRAWS: Final = (Tensor.normal_, Tensor.uniform_)
 
 
 class NoValues(TorchFunctionMode):
-    """A mode that skips the initialization of parameters. Memory without writes is not even allocated."""
+    """A mode that skips the initialization of parameters; the system allocates no memory that is never written."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _DRAWS or getattr(func, "__module__", "") == nn.init.__name__:
@@ -149,7 +149,7 @@ class Walk:
         return layer_without_values(self.task, index, self.mode) if self.mode else build_layer(self.task, 0, index)
 
     def given(self, parts: Any) -> Any:
-        """Return leaves with the form of these tensors, as inputs of this walk's layers."""
+        """Return these tensors as autograd leaves, without data if the walk has none: inputs of its layers."""
         return tree_map(self._leaf, parts)
 
     def _leaf(self, part: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ class Operations(TorchDispatchMode):
 
 
 def _number(func: Any, given: Iterable[Any]) -> str:
-    """Return the format of an operation's products, by its first operand."""
+    """Return the number format of an operation's products, such as "bf16", by its first floating point operand."""
     operands = (value.dtype for value in given if isinstance(value, Tensor) and value.is_floating_point())
     number = NUMBERS.get(next(operands, torch.float32), "fp32")
     convolves = isinstance(func, torch._ops.OpOverload) and func.overloadpacket in _CONVOLUTIONS

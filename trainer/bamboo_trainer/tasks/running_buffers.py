@@ -155,7 +155,7 @@ class RunningNorm:
         return {name: self.module.get_buffer(name) for name in self.names}
 
     def place(self, name: str) -> str:
-        """Return the buffer's name in the layer."""
+        """Return a buffer's name in the layer. name: its name in the norm."""
         return f"{self.path}.{name}" if self.path else name
 
     @property

@@ -54,7 +54,7 @@ class ScheduledOptimizer:
 
     @property
     def keeps_its_names(self) -> bool:
-        """Whether its state has the same names in every step, whatever the schedules return."""
+        """Whether the optimizer's state has the same keys after every step, whatever the schedules return."""
         return self.scheduled <= _HARMLESS
 
     @property
@@ -129,9 +129,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
 
 
 def leaves_kernel_open(group: Mapping[str, Any]) -> bool:
-    """Return whether the task leaves it to torch which kernel updates a parameter group. group: as the optimizer was
-    built.
-    """
+    """Return whether the task lets torch choose the kernel that updates a parameter group. group: as built."""
     choice = (group.get("fused"), group.get("foreach"))
     return choice == (None, None) and not group.get("differentiable") and not group.get("capturable")
 

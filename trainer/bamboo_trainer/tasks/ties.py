@@ -234,8 +234,6 @@ def _without_values(task: Task, seed: int) -> Iterator[Shared]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a tensor in memory."""
-
     name: str
     tensor: "weakref.ref[Tensor]"
     storage: StorageWeakRef
@@ -298,7 +296,10 @@ class Search:
             self._found.handed_out |= {known[0], layer}
 
     def _before(self, layer: int, name: str, tensor: Tensor, again: bool) -> tuple[int, str] | None:
-        """Return the layer and name under which this very tensor was seen before, or None."""
+        """Return the layer and name under which this very tensor was first seen, else None.
+
+        Records a tensor that is new, and in the second pass (`again`) that a factory hands out an earlier one.
+        """
         known = self._first.get(id(tensor))
         if known is None or known[0]() is not tensor:
             if not again:

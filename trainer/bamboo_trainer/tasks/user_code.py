@@ -281,8 +281,8 @@ class Loss(NamedTuple):
 
 
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
-    """Return the loss, computed from outputs in fp32. Raises TaskError unless it is a scalar that depends on the model;
-    a loss of weight 0 need not.
+    """Return the loss, computed from outputs in fp32. Raises TaskError unless it is a scalar, and depends on the model
+    or has weight 0.
     """
     outputs = _in_fp32(outputs)
     with in_task("the loss"):
@@ -296,7 +296,7 @@ def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
 
 
 def check_functions(task: Task) -> None:
-    """Raise TaskError if the task's metrics, decisions or callbacks are not functions by name, or too many."""
+    """Raise TaskError unless the task's metrics, decisions and callbacks are functions by name, and not too many."""
     fields = {
         "metrics": (task.metrics, MOST_METRICS),
         "decisions": (task.decisions, MOST_DECISIONS),

@@ -45,7 +45,7 @@ class Transport(Protocol):
     """A network of workers that exchange frames. It never blocks the engine, and never raises because of a peer."""
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
-        """Queue a frame, whose tensors must not change any more. Drop it if the peer is unknown or down."""
+        """Queue a frame, whose tensors must not change any more. Drop it if the peer is unknown or its link is down."""
         ...
 
     def is_sending(self, peer: WorkerId, lane: Lane) -> bool:
@@ -53,7 +53,7 @@ class Transport(Protocol):
         ...
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
-        """Set the workers of the newest plan: close links to and from all others, and refuse new ones.
+        """Set the workers of the newest plan: close links to and from all other workers, and refuse their new links.
 
         peers: each worker's address (host and port), which it has for life.
         """

@@ -124,8 +124,8 @@ Queue = SimpleQueue[list[wire.Buffer] | None]  # of frames or their unsent bytes
 
 
 class Outbound:
-    """The sending end of a link to one lane of one peer. Its thread calls on_broke and on_stands without holding its
-    lock.
+    """The sending end of a link: frames of one lane to one peer. Its thread calls on_broke when the link breaks, and
+    on_stands when it is formed, without holding the lock.
     """
 
     def __init__(

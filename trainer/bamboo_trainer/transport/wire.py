@@ -131,7 +131,7 @@ class Encoded(NamedTuple):
 
 
 def encode_frame(frame: Frame) -> Encoded:
-    """Encode a frame. Raises ValueError, TypeError (payload)."""
+    """Encode a frame. Raises ValueError for a tensor or size out of bounds, TypeError for an invalid payload."""
     parts, specs, body_length = [], [], 0
     for tensor in frame.tensors:
         sendable = tensor.detach()  # the engine may set requires_grad on the tensor while it is sent

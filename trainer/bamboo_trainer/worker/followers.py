@@ -70,7 +70,7 @@ class TurnThread:
             self._thread.join(seconds)
 
     def take(self, *, last: bool) -> None:
-        """Call a turn, and report its error."""
+        """Call a turn. Log its error, and pass it to `warn` unless the turn before failed, too."""
         try:
             self._turn(last)
         except Exception as error:  # whatever a logger raises; a thread that ends would leave others waiting
@@ -135,8 +135,8 @@ def _place(record: Record) -> tuple[str, tuple[int, int]]:
 
 
 class HistoryFollower(ABC):
-    """A reader of the history that gives one logger or callback each record once, in order. make: creates it from
-    facts. tell: sends a message to the coordinator. turns: makes the thread.
+    """A reader of the history that gives one logger or callback each record once, in order. make: creates the logger or
+    callback from facts. tell: sends a message to the coordinator. turns: makes the thread.
     """
 
     kind: ClassVar[str]
@@ -285,8 +285,8 @@ class CallbackFollower(HistoryFollower):
         self._callback = None  # the next one is made with the saved state
 
     def _begun_anew(self, record: Record, cursor: Cursor) -> Cursor:
-        """Return the cursor for a record. If the job has gone back to a checkpoint, it has the callback's state at that
-        checkpoint, or at the newest one before it.
+        """Return the cursor for a record; if the job has gone back to a checkpoint, with the callback's state at that
+        checkpoint, or at the newest one before.
         """
         if isinstance(record, EventRecord) or record.attempt <= cursor.attempt:
             return cursor

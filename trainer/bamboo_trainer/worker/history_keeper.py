@@ -38,7 +38,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def records_of(done: int, commit: Commit, rates: Rates, attempt: int) -> Iterator[Record]:
-    """Yield a commit's records, if it has a mark. done: steps committed before. attempt: if the mark names none."""
+    """Yield a commit's records, if it has a mark. done: steps committed before. attempt: for a mark without one."""
     if (mark := commit.history) is None:
         return
     attempt = mark.attempt or attempt

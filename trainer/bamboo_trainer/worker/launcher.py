@@ -44,7 +44,7 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it when it makes the first te
 
 @contextmanager
 def lasting_imports() -> Iterator[None]:
-    """Exclude the objects that imports inside this context make from Python's garbage collection, now and later.
+    """Keep Python's garbage collector from traversing the objects that imports in this context create, now and later.
 
     torch makes half a million objects. Traversing them takes a second of a worker's start, and later, at each full
     collection, a fifth of a second in the middle of a step.
@@ -248,9 +248,7 @@ class Launcher:
         self._tell(event="result", id=child.name, **result)
 
     def _end_orphans(self) -> None:
-        """End processes whose parents, ended children, have left them to the launcher. A living child adopts its own
-        orphans.
-        """
+        """End the orphans of ended children, which the launcher adopts. A living child adopts its own."""
         left = children().keys() - self._children.keys()
         self._orphans.end(left, time.monotonic())
 

@@ -123,7 +123,7 @@ class StagesOfJob:
 
 
 def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
-    """Load a job's task from its manifest, and sample its data. Raises TaskError, and errors of the task's code."""
+    """Load a job's task from its manifest; fingerprint its data. Raises TaskError, and errors of the task's code."""
     task, spec = settled_task(parse_manifest(manifest))
     config = TrainingConfig.of(spec.training)
     return LoadedJob(
