@@ -33,7 +33,7 @@ KINDS = ("child", "session", "forked", "deaf", "orphan")
 
 
 def starting_worker(worker: str, url: str, token: str, zone: str, trace: str | None) -> int:
-    """Run a worker that starts long-lived processes in every way, and ends after the seconds in `token`."""
+    """Run a worker that starts long-lived processes in all ways in KINDS, and ends after the seconds in `token`."""
     note = "import os, sys; open(sys.argv[1] + '/' + sys.argv[2], 'x').write(str(os.getpid())); "
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     wait = f"import time; time.sleep({LONG})"

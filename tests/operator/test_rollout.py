@@ -166,7 +166,7 @@ class Cluster:
         self.go_on(choice)
 
     def go_on(self, choice: int) -> None:
-        """Let one waiting worker get a node, or one become ready, and remove one leaving worker now or later."""
+        """Give one waiting worker a node. By `choice`, let one worker become ready, and remove one that is leaving."""
         if waiting := [w for w in self.workers.values() if not w.placed]:
             self.workers[waiting[0].name] = replace(waiting[0], placed=True)
         starting = [w for w in self.workers.values() if w.placed and not w.ready and not w.leaving]
