@@ -14,7 +14,7 @@ LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src")
 
 
 class Page(HTMLParser):
-    """The addresses that a browser loads for a page."""
+    """A parser of a page, which collects in `loaded` the addresses that a browser loads for it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -47,9 +47,9 @@ class SplitModule:
         """Split the module that `make` builds. Raises CannotSplit.
 
         blocks: name of a ModuleList, ModuleDict or Sequential, or names of several that are called one after the other;
-        None: the module is a Sequential of blocks, or has one ModuleList. example: inputs of some samples.
-        call: (model, inputs) -> its result; None: the inputs are its arguments. alongside: returns the tensors that are
-        passed in addition to the model's.
+        None: the module is a Sequential of blocks, or has one ModuleList. example: inputs of a few samples, to run the
+        module on. call: (model, inputs) -> the model's result; None: the inputs are its arguments. read: initial
+        values. alongside: returns what layers pass on in addition to the model's tensors, or None.
         """
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._call, self._read = call or (lambda model, inputs: model(*inputs)), read

@@ -81,7 +81,7 @@ class BalancedExperts:
         return self._experts * torch.sum((chosen / tokens) * (probable / tokens))
 
     def _sums(self, logits: Tensor, mask: Tensor | None) -> Tensor:
-        """Return a router's sums: [2 * experts + 1].
+        """Return what a router adds to the sums of `BalancedExperts`: fp32 [2 * experts + 1].
 
         logits: [tokens, experts]. mask: [samples, length]; 0 for tokens that do not count.
         """

@@ -182,7 +182,7 @@ def _matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> frozenset[st
 
 
 def _asked(task: Task, name: str, done: Committed, memory: Memory) -> Decision:
-    """Call a decision. Raises TaskError for an invalid result."""
+    """Call one of the task's decisions, and check its result. Raises TaskError."""
     who = f"task.decisions[{name!r}], after step {done.step},"
     with in_task(who):
         decision = task.decisions[name](done, memory)

@@ -339,7 +339,7 @@ def require_all_samples(task: Task, forms: Parts, targets: Parts) -> None:
 
 
 def _made(forms: Parts, targets: Parts) -> Iterator[tuple[Parts, Parts, Parts]]:
-    """Yield outputs, other outputs, and targets, each for two samples."""
+    """Yield made-up outputs, other ones, and the targets, for two samples each, in both orders of the targets."""
     draw = torch.Generator().manual_seed(0)
 
     def outputs() -> Parts:

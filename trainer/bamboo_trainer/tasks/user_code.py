@@ -72,7 +72,7 @@ def _seed_all(seed: int) -> None:
 
 
 def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
-    """Return the function that creates a layer. Raises TaskError if the task has a module or anything else in its place
+    """Return the function that creates a layer. Raises TaskError if the task has an nn.Module in its place, or anything
     that is not callable.
     """
     factory = task.layers[layer]
@@ -263,7 +263,7 @@ def forward_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
 
 
 def seed_forward(device: torch.device, seed: int) -> None:
-    """Set the state of the generators that a forward on that device may draw from.
+    """Set the state of the generators that a forward on `device` may draw from.
 
     `torch.manual_seed` does the same and much more; it takes longer than a small layer.
     """

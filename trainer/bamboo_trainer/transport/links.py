@@ -137,7 +137,7 @@ class Outbound:
         on_stands: Report,
         rate: float | None,
     ) -> None:
-        """Create the sending end. route: this worker, peer, lane. rate: limit in bytes per second."""
+        """Create the sending end. route: this worker, peer, lane. rate: limit in bytes per second; None: none."""
         self.me, self.peer, self.lane = route
         self._secret = secret
         self._address = address
@@ -192,7 +192,7 @@ class Outbound:
 
     @property
     def is_sending(self) -> bool:
-        """Return whether anything is queued or being sent."""
+        """Whether a frame is queued or being sent."""
         return self._pending > 0
 
     def flush(self, seconds: float) -> bool:
