@@ -76,7 +76,7 @@ def test_when_a_probe_came_first_and_took_the_place_the_one_who_comes_late_is_on
 
 
 def test_who_of_those_there_goes_may_be_for_the_coordinator_to_choose() -> None:
-    """The coordinator decides by prices and losses, but not about a pod without a node."""
+    """The coordinator chooses who leaves, by prices and losses; the operator removes a pod without a node."""
     placed = dict.fromkeys(("w0", "w1", "w2"), "spot")
     assert shrunk(placed, standby=["w2"])[1].worker == "w2"
     assert shrunk(placed, standby=["w2"], chosen=True) == [NONE]

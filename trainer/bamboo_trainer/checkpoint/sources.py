@@ -24,7 +24,7 @@ OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `f
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint as the source of a state dict, in a file for each layer."""
+    """A checkpoint as the source of a state dict. Each layer's tensors are in a file of their own."""
 
     store: CheckpointStore
     manifest: CheckpointManifest

@@ -193,7 +193,7 @@ def first_batch(task: Task, samples: int) -> tuple[Parts, Parts]:
 
 
 def forward(task: Task, config: TrainingConfig, index: int, layer: nn.Module, inputs: Parts) -> Parts:
-    """Return the layer's outputs in the job's precision, as inputs of the next layer."""
+    """Run a layer in the job's precision; return its outputs as the next layer gets them. index: its number."""
     with autocast(torch.device("cpu"), config.precision):
         outputs = run_layer(layer, index, inputs)
     return outputs if index == len(task.layers) - 1 else passed_on(outputs, config.boundary_dtype)
@@ -235,7 +235,7 @@ def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
 
 
 def stated_costs(task: Task, costs: Sequence[float]) -> tuple[float, ...]:
-    """Return the costs in `Task.costs`. Raises TaskError unless they are one number for each layer."""
+    """Return the costs in `Task.costs`. Raises TaskError unless each layer has a number from 0 to MOST_COST."""
     if isinstance(costs, str) or not isinstance(costs, Sequence) or len(costs) != len(task.layers):
         given = f"{len(costs)}" if isinstance(costs, Sequence) else type(costs).__name__
         raise TaskError(f"Task.costs: expected one number for each of the {len(task.layers)} layers, got {given}")

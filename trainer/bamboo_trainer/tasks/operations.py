@@ -30,13 +30,13 @@ def _attention(query: Shape, key: Shape, value: Shape, *_: object, **__: object)
 
 
 def _attention_backward(_: Shape, query: Shape, key: Shape, value: Shape, *__: object, **___: object) -> int:
-    """Return the operations of the backward: the weights once more, and two products for each of the forward's."""
+    """Return the operations of attention's backward: the weights once more, and two products for each forward one."""
     batch, heads, length, size = query
     return 2 * batch * heads * length * key[2] * (3 * size + 2 * value[3])
 
 
 def _lstm(given: Shape, of_input: Shape, of_hidden: Shape, *_: object, **__: object) -> int:
-    """Return the operations of one layer in one direction. given: [length, batch, size], the first two in any order."""
+    """Return the operations of an LSTM layer in one direction. given: [length, batch, size], or batch first."""
     return 2 * given[0] * given[1] * (of_input[0] * of_input[1] + of_hidden[0] * of_hidden[1])
 
 

@@ -18,7 +18,7 @@ NO_MEMORY: Final = ("can't allocate memory", "Cannot allocate memory", "CUBLAS_S
 
 
 class TaskError(ValueError):
-    """Error for which the user's task is to blame; the message names the part of the task and the mistake."""
+    """Raised if the user's task is to blame. The message names the part of the task and the mistake."""
 
 
 class NotDeterministic(TaskError):
@@ -58,7 +58,7 @@ def _message(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type of an error, its message and where it was raised, in one line."""
+    """Return an error's type, its message and, if known, its place in the user's code or a library, in one line."""
     message, place = _message(error), where(error)
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return f"{text} ({place})" if place else text
@@ -88,7 +88,7 @@ def _innermost(error: BaseException) -> traceback.FrameSummary | None:
 
 def is_tasks(error: BaseException) -> bool:
     """Return whether the user's code raised the error, or a library called by it, with no frame of Bamboo's engine
-    further in.
+    deeper in the traceback.
     """
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     mattering = [file for file in files if is_users(file) or _is_own(file)]

@@ -315,7 +315,7 @@ def check_functions(task: Task) -> None:
 
 
 def task_metrics(task: Task, outputs: Parts, targets: Parts) -> dict[str, Sum]:
-    """Return the sum and the weight of each metric of a microbatch. Raises TaskError."""
+    """Return the sum and the weight of each metric of a microbatch; a mean's weight is 1. Raises TaskError."""
     if not task.metrics:
         return {}
     sums, outputs = {}, _in_fp32(p.detach() for p in outputs)

@@ -276,7 +276,7 @@ class Outbound:
             self._senders[-1].start()
 
     def _spread_out(self) -> None:
-        """Open the connections for large frames, once the link is formed. A small job needs none. The caller holds the
+        """Open the connections for large frames, if the link is formed and they are not open yet. The caller holds the
         lock.
         """
         if len(self._senders) == 1:

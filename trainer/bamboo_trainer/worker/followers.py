@@ -182,7 +182,7 @@ class HistoryFollower(ABC):
             self.wake()
 
     def wake(self) -> None:
-        """Note that the history has new records."""
+        """Let the thread give the history's new records to the logger or callback."""
         self._wakes += 1
         self.turns.wake()
 
