@@ -172,7 +172,7 @@ class Frame:
 
     @property
     def gradients(self) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of an activation's floating point tensors; None for each missing gradient."""
+        """The gradients in a GRADIENT frame, of floating point tensors; None for each tensor without a gradient."""
         given, flags = iter(self.tensors), self.payload and self.payload.gradients
         return tuple([next(given) if one else None for one in flags]) if flags else self.tensors
 
@@ -296,8 +296,8 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Checksums of a cell's microbatch: of its data, read from the dataset; of the outputs after each layer, and as a
-    whole with losses; of the gradients of its inputs, and of the stage's parameters.
+    """Checksums of a cell's work on a microbatch, which another worker repeats and compares: the data, the outputs
+    after each layer and as a whole with losses, the gradients of the inputs, and the stage's parameters.
     """
 
     # how many of the frame's tensors, the first ones, are inputs; the others are the gradients given to its backward
