@@ -33,8 +33,7 @@ class Weighted:
 
 
 def add_loss(value: Tensor, name: str = "added") -> None:
-    """Add an auxiliary loss of a layer, such as a loss that balances experts, to the task's. Call it in the layer's
-    forward.
+    """Add a layer's auxiliary loss, such as one that balances experts, to the task's. Call it in the layer's forward.
 
     It counts as its mean over the microbatches of the step, with the weights of a `Weighted` loss. It is part of the
     reported loss, and is also reported under its own name. Outside of Bamboo's training the call does nothing. Raises

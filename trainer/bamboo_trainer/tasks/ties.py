@@ -296,9 +296,8 @@ class Search:
             self._found.handed_out |= {known[0], layer}
 
     def _before(self, layer: int, name: str, tensor: Tensor, again: bool) -> tuple[int, str] | None:
-        """Return the layer and name under which this very tensor was first seen, else None.
-
-        Records a tensor that is new, and in the second pass (`again`) that a factory hands out an earlier one.
+        """Return the layer and name under which this very tensor was first seen, else None. Records a new tensor, and
+        in the second pass (`again`) that the layer's factory hands out an earlier one.
         """
         known = self._first.get(id(tensor))
         if known is None or known[0]() is not tensor:
