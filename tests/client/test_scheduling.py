@@ -1,4 +1,4 @@
-"""The schedule of --preempt: parsing, due preemptions, and the worker that is taken."""
+"""The schedule of --preempt: parsing, due preemptions, and the worker that is preempted."""
 
 from pathlib import Path
 

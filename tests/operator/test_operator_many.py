@@ -152,7 +152,7 @@ SOON = 12.0  # 30 writes of 0.8 s, four at a time, and a look every 2 s
 
 
 def test_the_status_tells_soon_why_pods_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status is not written again when a kubelet changes between waiting and trying."""
+    """The status is not written again when a kubelet alternates between back-off and another pull."""
     with virtual_runner(monkeypatch) as (runner, loop):
         simulated = ManyJobs(loop)
         runner.run(simulated.run(JOBS, LIFE_SECONDS))

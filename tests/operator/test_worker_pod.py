@@ -1,4 +1,4 @@
-"""The worker's pod: valid on every supported Kubernetes, restricted, and where it belongs."""
+"""The worker's pod: valid on every supported Kubernetes, restricted, and scheduled where it belongs."""
 
 import copy
 import re

@@ -86,7 +86,7 @@ def page(*, over: bool = False, told: int = 1) -> Document:
 
 
 def drawn(live: Status | None, record: JobTimeline | None, status: dict[str, Any], *, over: bool = False) -> Document:
-    """Return the document of a job with a hostile name. live: the coordinator's status. status: the API's."""
+    """Return the document of a job with a hostile name. live: the coordinator's status. status: the one in the API."""
     now = steady_clock()()
     spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}), checkpoint={"storage": "s3://bucket/x"})
     pools = (PoolCost(name="spot", capacity="Spot", workers=3, price="1.00"),)
