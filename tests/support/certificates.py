@@ -7,7 +7,7 @@ import trustme
 
 
 def issue(folder: Path) -> list[str]:
-    """Issue a certificate for 127.0.0.1 by an authority of its own, and return the operator's flags for its files."""
+    """Write a certificate for 127.0.0.1, its key and its new CA to files, and return the operator's flags for them."""
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")
     mine.cert_chain_pems[0].write_to_path(folder / "tls.crt")

@@ -1,4 +1,4 @@
-"""Sets of values for the chart, the objects rendered with them, and look-ups in these."""
+"""Sets of values for the Helm chart, fixtures that render the chart with them, and look-ups in the result."""
 
 from pathlib import Path
 
@@ -99,5 +99,5 @@ def chart(homes: Path) -> Helm:
 
 @pytest.fixture(scope="session")
 def rendered(chart: Helm) -> dict[str, list[Json]]:
-    """Render the chart with each of the SETS of values, and return the objects."""
+    """Render the chart with each set of values in SETS, and return the objects by the set's name."""
     return {name: chart.template(values, apis=FOREIGN) for name, values in SETS.items()}

@@ -24,7 +24,7 @@ GONE_SECONDS = 120  # owned objects go a little later than their owners
 
 
 class Release:
-    """A Helm release. values: for every install and upgrade; by default those for a cluster of processes."""
+    """A Helm release of the chart. values: of every install and upgrade; None: those for a cluster of processes."""
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class Release:
         return self.cluster.logs(self.namespace, self.pod()["metadata"]["name"])
 
     def leftovers(self) -> list[str]:
-        """Return the names of all objects of the release, of any kind."""
+        """Return all objects of the release, of any kind, as "KIND NAMESPACE/NAME"."""
         selectors = (f"app.kubernetes.io/instance={self.name}", f"owner=helm,name={self.name}")
         return [found for selector in selectors for found in labelled(self.api, selector)]
 
     def until_gone(self, allowed: Callable[[str], bool] = lambda _: False) -> None:
-        """Wait until the cluster has no object of the release except the kept Secrets and allowed names."""
+        """Wait until `leftovers` has only the two Secrets that the chart keeps, and names that `allowed` accepts."""
         kept = {f"Secret {self.namespace}/{self.full_name}-{suffix}" for suffix in ("ca", "key")}
 
         def left() -> list[str]:
@@ -127,7 +127,7 @@ def remove_crd(api: Client) -> None:
 def labelled(api: Client, selector: str) -> list[str]:
     """Return "KIND NAMESPACE/NAME" of all objects that match a label selector, of any kind.
 
-    A kind, and with the last one its API group, may be deleted between two requests.
+    A kind or API group that is deleted between two requests counts as having no objects.
     """
     versions = ["/api/v1", *(f"/apis/{g['preferredVersion']['groupVersion']}" for g in api.get("/apis")["groups"])]
     found = []
@@ -142,7 +142,7 @@ def labelled(api: Client, selector: str) -> list[str]:
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
-    """Return the values as Helm merges them: maps key by key, other values by taking the second one."""
+    """Return `one` overridden by `other`, as Helm merges values: maps key by key, other values as a whole."""
     result = dict(one)
     for key, value in other.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)

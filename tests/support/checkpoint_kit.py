@@ -72,7 +72,7 @@ class Killed(BaseException):
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """An in-memory file system with faults. faults: by the operation's number, from 0."""
+    """An in-memory file system that injects faults. faults: name of the fault by the operation's number, from 0."""
 
     cachable = False
 

@@ -1,4 +1,4 @@
-"""A coordinator's world with checkpoints, for the tests of taking, restoring and copying them."""
+"""Builders and steps for tests in which the coordinator of a `World` takes, restores and copies checkpoints."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def written(world: World, checkpoint: CheckpointId, *layers: int) -> None:
 
 
 def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
-    """Train to a step whose state the root decides to keep, and return that checkpoint."""
+    """Train to `step`, let the root begin a checkpoint of its state, and return the checkpoint's id."""
     train(world, step - 1)
     checkpoint = CheckpointId(step=step, id=id)
     world.commit((world.state.checkpoints.number, checkpoint))
@@ -82,7 +82,7 @@ def save(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 
 def finished(world: World) -> None:
-    """Let all workers report the end of their stages, with equal checksums."""
+    """Let the owner of each cell report that it has finished the training, with equal checksums everywhere."""
     tell_sums(world, world.spec.training.steps)
     for cell in world.plan.cells():
         message = protocol.CellFinished(cell=cell, digest="0" * 64)
@@ -108,7 +108,7 @@ def started(checkpoint: CheckpointId, **found: Any) -> World:
 def gone_back(*, skipped: bool = False) -> tuple[World, str]:
     """Return a world that went from step 13 back to its checkpoint of step 8, and the worker that reads the store.
 
-    skipped: the last of these steps left the model unchanged.
+    skipped: step 13 left the model unchanged.
     """
     world = made(3)
     kept = save(world)

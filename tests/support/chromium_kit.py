@@ -189,7 +189,7 @@ class Tab:
 
 @contextlib.contextmanager
 def started() -> Iterator[str]:
-    """Run a browser with a profile of its own, and yield its DevTools address. chromium() must find one."""
+    """Run Chromium, which must be installed, with a new profile, and yield its DevTools address (ws://...)."""
     program = chromium()
     assert program is not None, MISSING
     with tempfile.TemporaryDirectory(prefix="bamboo-chromium-", ignore_cleanup_errors=True) as profile:
@@ -224,7 +224,7 @@ async def tab_of(address: str) -> AsyncIterator[Tab]:
 
 @contextlib.asynccontextmanager
 async def browser() -> AsyncIterator[Tab]:
-    """Yield an empty tab of a browser of its own."""
+    """Start a browser for the block, and yield an empty tab of it."""
     with started() as address:
         async with tab_of(address) as tab:
             yield tab

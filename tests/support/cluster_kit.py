@@ -28,7 +28,7 @@ STARTED = pytest.StashKey[Cluster]()
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
     """Build Kubernetes before the first test with a cluster, outside of the test's time limit.
 
-    Of the processes of `make test` only the process with these tests waits for the build.
+    Only the process of `make test` that runs these tests waits for the build. After the last of them, stop the cluster.
     """
     if "cluster" in getattr(item, "fixturenames", ()):
         _build(item.config)
@@ -86,7 +86,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace for one test. At its end the pods are killed and the test cluster's nodes are restored."""
+    """Yield a new namespace. At the test's end the pods are killed and the test cluster's nodes are restored."""
     name = f"test-{secrets.token_hex(4)}"
     path = f"/api/v1/namespaces/{name}"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})

@@ -1,6 +1,6 @@
-"""One cache of compiled code for all tests and runs, so that each layer is compiled once.
+"""A cache of TorchInductor's compiled code for all tests, runs and checkouts, so that each layer is compiled once.
 
-Each version of torch, and of the code that gives layers to it, has a cache of its own. All checkouts share it.
+Each version of torch, and of the module that compiles layers, has its own cache.
 """
 
 import hashlib

@@ -19,7 +19,7 @@ SPEC: Mapping[str, Any] = SCHEMA["properties"]["spec"]
 
 
 def put(document: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
-    """Return a copy of the document with the value at the path; ABSENT removes the present value."""
+    """Return a copy of the document with the value at the path; the value ABSENT removes the field."""
     edited: Any = deepcopy(document)
     *parents, last = path
     inner = edited
@@ -279,7 +279,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], most: int) -> None:
-    """Change the fixed and the chosen parts of the grid until they fit the rules. most: the most pipelines."""
+    """Change `topology` and `elastic` in place until they fit the rules between fields. most: the most pipelines."""
     if topology.get("split") is not None:
         topology["stages"] = draw(st.sampled_from([len(topology["split"]), None]))
     stages = len(topology.get("split") or ()) or topology.get("stages")
@@ -301,7 +301,7 @@ def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], m
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
-    """Change a worker's devices until they fit the rules."""
+    """Lower `devices` to the smallest stage's layers, and set the requested GPUs to that number, in place."""
     if worker.get("devices") in (None, 1):
         return
     fewest = min(topology.get("split") or (worker["devices"],))

@@ -1,4 +1,4 @@
-"""A CRD as an API server applies it: defaults, structural schema, list-map keys and CEL rules.
+"""The BambooJob CRD, applied as by an API server: defaults, structural schema, list-map keys and CEL rules.
 
 It is stricter in two ways, as the parser is: it refuses unknown fields, which a server drops, and 1.0 as an integer.
 """
@@ -35,7 +35,7 @@ ANYTHING = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
 
 
 def _read(schema: Any) -> Any:
-    """Return the schema in which maps of any values are objects with any fields."""
+    """Return a copy of the schema in which a map of arbitrary values is an object that preserves unknown fields."""
     if isinstance(schema, list):
         return [_read(item) for item in schema]
     if not isinstance(schema, dict):
@@ -130,7 +130,7 @@ def parsed(document: Mapping[str, Any]) -> JobSpec | None:
 
 
 def text_pattern(schema: Mapping[str, Any]) -> str | None:
-    """Return the regular expression that a text must match, from its rule or its pattern; None if it has none."""
+    """Return a text field's regular expression, without ^ and $, from its CEL rule or `pattern`; None without one."""
     rules = (rule["rule"].partition("self.matches(r'^") for rule in schema.get("x-kubernetes-validations", ()))
     ruled = next((end.removesuffix("$')") for _, found, end in rules if found), None)
     return ruled or schema.get("pattern", "")[1:-1] or None

@@ -1,4 +1,4 @@
-"""The facts of a cluster without faults, and builders of faults."""
+"""The facts about a faultless cluster for `diagnosis`, and builders of objects with which to change them."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -87,7 +87,7 @@ class OneEngine:
         return [(name, microbatch) for name, _, microbatch in self.did]
 
     def get(self, kind: FrameKind, cell: Cell, *tensors: torch.Tensor, sender: str = "", **more: Any) -> None:
-        """Deliver a frame to the engine. more: other fields of its address, its epoch or its payload."""
+        """Deliver a frame to the engine. sender: "" for another worker. more: fields of the frame and its address."""
         fields = {name: more.pop(name) for name in ("step", "microbatch", "part") if name in more}
         address = Address(kind, *cell, fields.pop("step", 0), **fields)
         plan = self.inside.plan.current

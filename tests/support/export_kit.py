@@ -23,4 +23,4 @@ def write(store: CheckpointStore, stages: Sequence[Stage], step: int, attempt: s
 
 
 def quiet(*_: object) -> None:
-    """Ignore progress, as a callback."""
+    """Do nothing, as a callback for progress."""

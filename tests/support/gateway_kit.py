@@ -28,7 +28,7 @@ JOB = ("team", "job")
 
 
 def token(pod: str = "job-w0", uid: str = "u0", namespace: str = "team", salt: str = "") -> str:
-    """Return an unsigned token in the form of a pod's."""
+    """Return an unsigned JWT with the claims of a pod's ServiceAccount token. salt: makes the token differ."""
     claims = {"aud": ["bamboo.dev"], "kubernetes.io": {"namespace": namespace, "pod": {"name": pod, "uid": uid}}}
     return ".".join(_part(part) for part in ({"alg": "RS256", "salt": salt}, claims, {}))
 
@@ -122,7 +122,7 @@ def beat() -> Heartbeat:
 
 
 async def talk(place: House, said: str, authority: str = "") -> list[Message]:
-    """Connect as a real worker does, until it hears a message or has joined, and return the messages."""
+    """Connect as a real worker does, send it Stop if it joins, and return the messages that it got. said: its token."""
     heard: list[Message] = []
     hello = Hello(worker="job-w0", host="h", port=1)
     control = Control(place.url + workers_path(JOB), lambda: said, lambda: hello, beat, heard.append, authority)

@@ -152,8 +152,8 @@ def one(objects: Sequence[Json], kind: str, name: str | None = None) -> Json:
 
 
 def mistakes(document: Json, version: str) -> list[str]:
-    """Return the errors of a document by the schema of a Kubernetes version, such as 1.33, in which unknown fields are
-    errors.
+    """Return what is wrong with an object by the schema of a Kubernetes version, such as "1.33". Unknown fields are
+    errors, too.
     """
     group, _, level = document["apiVersion"].rpartition("/")
     name = "-".join(filter(None, (document["kind"].lower(), group.partition(".")[0], level)))
@@ -176,9 +176,9 @@ def _definitions(version: str) -> Any:
 
 
 def chart_for(minor: int, folder: Path, source: Path = CHART) -> Path:
-    """Copy the chart, with the files that it links to, over an earlier copy.
+    """Copy the chart, with the files that it links to, into `folder`, and return the copy. minor: the server's version.
 
-    For a server that is too old the copy has no CEL rules, which the server would refuse, and no bound on its version.
+    For a server older than OLDEST_SUPPORTED the copy has no CEL rules, which that would refuse, and no `kubeVersion`.
     """
     copied = folder / "bamboo"
     shutil.rmtree(copied, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Workers' history keepers without threads: a test takes their turns."""
+"""Workers' history keepers without threads: the test itself calls `turn`, which writes."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Job:
         return self.workers[name].keeper
 
     def tell_newcomer(self, name: str, *, unwritten: bool = True) -> None:
-        """Tell a new worker the root's commits. unwritten: False if the root is lost before it sends them."""
+        """Tell a new worker the newest commits, and all that the root has not written unless unwritten=False."""
         self.keeper(name).take_role(plan(self.origin, self.origin, first=self.first), False)
         if unwritten:
             self._tell(self.root, name)
@@ -110,7 +110,7 @@ class Job:
             del self.workers[name]
 
     def raw(self) -> list[tuple[int, int]]:
-        """Return attempt and step of every line of every file."""
+        """Return (attempt, step) of every step record in all files."""
         return [(r.attempt, r.step) for r in HistoryFiles(self.url).read_all() if isinstance(r, StepRecord)]
 
     def close(self) -> None:
@@ -119,5 +119,5 @@ class Job:
 
 
 def first(count: int, attempt: int = 1, since: int = 0) -> list[tuple[int, int]]:
-    """Return attempt and step of the first steps, without those up to `since`."""
+    """Return (attempt, step) for the steps since + 1 to count, as `Job.raw` does."""
     return [(attempt, step) for step in range(since + 1, count + 1)]

@@ -14,7 +14,7 @@ def step(number, attempt=1, **more):
 
 
 def evaluated(number, attempt=1, **metrics):
-    """Return the evaluation of a step's state, as the next step's commit brings it."""
+    """Return the record of an evaluation of the state after step `number`; the next commit brings it."""
     return EvaluationRecord(attempt=attempt, step=number, time=1000.0 * attempt + number + 1, metrics=metrics)
 
 
@@ -30,8 +30,8 @@ def shown(*words, code=0):
 
 @pytest.fixture
 def kept(tmp_path):
-    """Write the history of a job that went back from step 5 to 3. Its second root missed records and wrote step 2
-    again.
+    """Write the history of a job that went back from step 5 to 3, and return the run's folder. The second root had
+    missed records and wrote step 2 again.
     """
     files = HistoryFiles(str(tmp_path / "run" / "history" / "job"))
     files.write(HistoryFile(1, 1, 0), [event(1, 1001.5), *map(step, range(1, 4))])

@@ -147,7 +147,7 @@ def archived(built: Images, folder: Path) -> list[Path]:
 
 
 def images() -> Images:
-    """Build the images that do not exist yet. Raises Unavailable."""
+    """Build the base, operator and trainer image, with cached layers, and return their names. Raises Unavailable."""
     require()
     store = Store(cache_folder() / "images")
     store.folder.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ def images() -> Images:
 
 
 def _base(store: Store) -> str:
-    """Build an image of Debian with Python and pip, in place of the one that the Dockerfile names."""
+    """Return the name of an image of Debian, Python and pip, built once, to replace the Dockerfile's PYTHON_IMAGE."""
     recipe = repr((SUITE, BASE_PACKAGES, UNNEEDED))
     tag = f"localhost/bamboo-base:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if store.has(tag):

@@ -24,7 +24,7 @@ class First(nn.Module):
 
 
 class Chooses(nn.Module):
-    """A layer whose result has a shape that depends on values, so that it needs real ones."""
+    """A layer whose output shape depends on the input's values. Raises ValueError for values that are not finite."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ def recurrent() -> nn.Module:
 
 
 def sequences(*layers: Callable[[], nn.Module], vocabulary: int = 50) -> Task:
-    """Return an embedding to [BATCH, LENGTH, WIDTH], followed by these layers."""
+    """Return a task with an embedding of token ids, to [BATCH, LENGTH, WIDTH], followed by these layers."""
     samples = torch.zeros(20, LENGTH, dtype=torch.long)
     dataset = TensorDataset((samples,), (samples,))
     return small_task(layers=(lambda: nn.Embedding(vocabulary, WIDTH), *layers), dataset=dataset)
 
 
 def products(inner: int, outer: int) -> int:
-    """Return the operations of a linear layer on all positions of a batch, forward and backward."""
+    """Return the floating-point operations of a linear layer on all positions of a batch, forward and backward."""
     return 3 * 2 * BATCH * LENGTH * inner * outer

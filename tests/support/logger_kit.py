@@ -24,7 +24,7 @@ def step(number: int, attempt: int = 1, **more) -> StepRecord:
 
 
 def evaluated(number: int, **metrics) -> EvaluationRecord:
-    """Return the evaluation of a step's state."""
+    """Return the record of the metrics that were evaluated after step `number`."""
     return EvaluationRecord(attempt=1, step=number, time=100.5 + number, metrics=metrics)
 
 
@@ -74,7 +74,7 @@ class Store:
 
 
 class Followed(HistoryKeeper):
-    """Followers, and their keeper, which has nothing to write."""
+    """A history keeper that has nothing to write, and one follower for each logger."""
 
     def __init__(self, store: Store, followers: list[HistoryFollower]) -> None:
         super().__init__(store.files, Rates(batch=1), store.told.append, followers)

@@ -106,7 +106,7 @@ ABSENT = object()
 
 
 def changed(changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the minimal manifest with values set at dotted paths."""
+    """Return the minimal manifest with values set at dotted paths; ABSENT removes a field."""
     document = minimal()
     for path, value in changes.items():
         *parents, last = path.split(".")

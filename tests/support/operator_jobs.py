@@ -70,7 +70,7 @@ def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, 
 
 
 def endless(document: Json) -> Json:
-    """Make the job endless, with some steps a second, since at full speed it would slow down what the test waits for.
+    """Make the job endless, with few steps a second: at full speed it would slow down what the test waits for.
 
     Its workers run on this machine.
     """

@@ -56,8 +56,8 @@ def install(cluster: Cluster) -> None:
 
 
 def allow_lease(cluster: Cluster, namespace: str) -> None:
-    """Give the operator its rights on Leases in a namespace. Tests use different ones, so that their operators do not
-    exclude each other.
+    """Give the operator its rights on Leases in a namespace. Each test uses its own namespace, so that the operators of
+    two tests do not exclude each other.
     """
     for manifest in yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text()):
         if manifest["kind"] in ("Role", "RoleBinding"):

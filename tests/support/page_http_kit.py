@@ -1,4 +1,4 @@
-"""A server of job pages, with its reviews of tokens."""
+"""The operator's server of job pages, with fake reviews of tokens and access."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -24,7 +24,7 @@ def authorized(token: str) -> dict[str, str]:
 
 
 class Reviewer:
-    """A token review: GOOD may get the job, OTHER is another user, WORKER has another audience."""
+    """Fake reviews. Tokens: GOOD may get the job, OTHER may not, WORKER has the audience of workers."""
 
     def __init__(self) -> None:
         self.tokens: list[str] = []

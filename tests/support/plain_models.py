@@ -182,7 +182,7 @@ def optimizer(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimize
 
 
 def parts(name: str) -> dict[str, Any]:
-    """Return the arguments of `from_module` for each model, by the model's name."""
+    """Return the arguments of `from_module` for the model of this name, without optimizer and learning rate."""
     known: dict[str, Callable[[], dict[str, Any]]] = {
         "chain": lambda: {
             "make": chain,

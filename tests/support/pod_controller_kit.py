@@ -51,7 +51,7 @@ BEGINNING = 10_000.0  # the time at which a test begins, in seconds
 
 
 class Place:
-    """A fake API server with room for some pods, and its watch. No pod gets a node."""
+    """A fake API server with room for some pods, and its watch. Pods get nodes and states only from the test."""
 
     def __init__(self) -> None:
         self.cluster, self.room, self.made = ClusterIndices(), 100, 0
@@ -119,7 +119,7 @@ class Place:
         pod_event(self.cluster, "DELETED", self.pods.pop(name))
 
     def open_gate(self, name: str) -> None:
-        """Remove the pod's gates. The condition stays until the scheduler has judged the pod."""
+        """Remove the pod's scheduling gates. Its condition SchedulingGated stays until the scheduler looks at it."""
         del self.pods[name]["spec"]["schedulingGates"]
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
@@ -141,7 +141,7 @@ class Place:
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def run(self, name: str, age: float) -> None:
-        """Mark a worker's container as running since `age` seconds ago."""
+        """Give a worker's pod a node on which its container has run for `age` seconds."""
         began = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
         state = {"name": TRAINER_CONTAINER, "state": {"running": {"startedAt": began}}}
         self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
@@ -235,7 +235,7 @@ class Job:
                 await self.controller.reconcile()
 
     async def ticks(self, seconds: float) -> None:
-        """Advance the time of the job and of its coordinator."""
+        """Advance the time by `seconds`, and wait until the coordinator has noticed."""
         self.now += seconds
         self.place.passed += seconds
         await asyncio.sleep(2 * TICK_SECONDS)
@@ -262,7 +262,7 @@ class Job:
             self.place.run(worker, age=1.0)
 
     def fill(self) -> None:
-        """Let every replica of the plan be in step."""
+        """Report every replica of the plan as in step."""
         plan = self._plan()
         for cell in plan.cells():
             for replica in plan.at(cell).replicas:

@@ -114,7 +114,7 @@ class Processes:
         self.queue.put_nowait(WorkerLost(worker, f"exit code {code}", code))
 
     def _located(self, event: Event) -> Event:
-        """Return the event; if several workers share a node, with the node of a joining worker."""
+        """Return the event, with the node of a joining worker if several workers share a node (`per_node`)."""
         if not isinstance(event, WorkerJoined) or self.per_node == 1:
             return event
         node = f"node-{int(event.hello.worker[1:]) // self.per_node}"

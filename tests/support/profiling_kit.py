@@ -1,4 +1,4 @@
-"""Measured profiles of layers."""
+"""A small job's manifest, for tests that profile its layers."""
 
 from typing import Any
 

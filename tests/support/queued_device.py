@@ -32,7 +32,7 @@ class Speed:
 
 
 class QueuedCopy:
-    """A copy that has its originals' values from its start, since this device computes all values at once."""
+    """A copy that is ready at `at` seconds. It has the values earlier, since this device computes values at once."""
 
     def __init__(self, device: "QueuedDevice", parts: Parts, at: float) -> None:
         self._device, self._parts, self._at = device, parts, at
@@ -238,7 +238,7 @@ class QueuedJob(Job):
         return super().strikes(fault)
 
     def step_seconds(self, step: int) -> float:
-        """Return the seconds between the first stage's optimizer steps."""
+        """Return the seconds from the first stage's optimizer step of the step before to that of `step`."""
         ends = [self.at[Fault("OptimizerStep", (0, 0), k, after=True)] for k in (step - 1, step)]
         return ends[1] - ends[0]
 

@@ -52,7 +52,7 @@ class Fake:
 
 
 def type_in(folder: Path, fake: Fake, *arguments: str) -> tuple[int, str, str, list[Asked]]:
-    """Run `bamboo ...`; return its exit code, its outputs, and the requests to the server."""
+    """Run `bamboo ...`, with FILE for a manifest's path; return exit code, stdout, stderr and requests."""
     with server(fake) as (url, asked):
         path = kubeconfig(folder / "config", url, {"token": "t"})
         manifest = folder / "job.yaml"

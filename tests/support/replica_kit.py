@@ -17,7 +17,7 @@ TRAINING = TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1)
 
 
 def planned(stages: int, pipelines: int, replicas: int, zones: str) -> Plan:
-    """Return the first plan of a job whose workers are in these zones in turn."""
+    """Return a job's first plan, with one layer per stage. zones: letters, each a zone; workers take them in turn."""
     peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zones[i % len(zones)]) for i in range(stages * pipelines)]
     layers = tuple((s, s + 1) for s in range(stages))
     return initial_plan(peers, layers, pipelines, TRAINING, RedundancySpec(replicas=replicas))

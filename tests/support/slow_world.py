@@ -1,4 +1,4 @@
-"""Model workers of given speeds around the real coordinator, for its decisions about slow workers."""
+"""Simulated workers of given speeds around the real coordinator, for tests of its decisions on slow workers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -90,7 +90,7 @@ class Slowed(World):
         return found
 
     def step_seconds(self) -> float:
-        """Return the seconds of a step, which are those of the slowest worker."""
+        """Return the seconds that a step takes, as long as its slowest worker needs."""
         plan = self.plan
         longest = max(self.taken(plan.at(c).owner, plan.stages[c.stage]) for c in plan.cells())
         return (FORWARD + BACKWARD) * longest * 8 / len(plan.pipelines)

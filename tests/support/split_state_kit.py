@@ -111,5 +111,5 @@ def task_of(optimizer="AdamW", tied=False):
 
 
 def files_of(stages):
-    """Return the files of the stages' layers as workers write them, by layer."""
+    """Return the content of each layer's checkpoint file, as workers write it, by layer."""
     return {layer: b"".join(encode(state)) for stage in stages for layer, state in stage.values.layer_states().items()}

@@ -170,7 +170,7 @@ def whole_state(stage: Stage) -> dict[int, LayerState]:
 
 
 def state_bytes(stage: Stage) -> tuple[int, int]:
-    """Return the bytes of a stage's parameters, buffers and optimizer state."""
+    """Return the bytes of a stage's parameters and buffers, and the bytes of its optimizer state."""
     held, remembered = (
         [tensor for _, tensor in part.named()] for part in (stage.values.parameters, stage.values.optimizer)
     )

@@ -39,5 +39,5 @@ def holding(status):
 
 
 def seen(status=None, previous=None, **more):
-    """Return the job's status in the API after the previous one."""
+    """Return what the operator writes for the coordinator's `status`. previous: the status in the API so far."""
     return written(job_status(status, read_status(previous), facts(**more)))

@@ -1,4 +1,4 @@
-"""A grid, a profile and a timeline for every strategy."""
+"""A profile, timelines of nodes and costs, for tests of the strategies with which Bamboo is compared."""
 
 import pytest
 

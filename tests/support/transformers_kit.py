@@ -1,4 +1,4 @@
-"""Small models of transformers, and their comparison with the split ones."""
+"""Small models of Hugging Face transformers, and the comparison of each with its split layers."""
 
 from pathlib import Path
 from typing import Any

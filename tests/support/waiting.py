@@ -23,7 +23,7 @@ def until(find: Callable[[], T], seconds: float = PATIENCE, seen: Callable[[], o
 
 
 async def in_time(find: Callable[[], T], seconds: float = PATIENCE) -> T:
-    """Await what `until` waits for, while other tasks of this event loop run. Raises TimeoutError."""
+    """Do as `until` does, while other tasks of this event loop run. Raises TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds):
         while not (found := find()):
             await asyncio.sleep(TASK_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""Model workers around the real coordinator, for tests of its decisions."""
+"""Simulated workers around the real coordinator, for tests of its decisions."""
 
 from collections import deque
 from collections.abc import Callable
@@ -47,10 +47,10 @@ def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
 
 
 class World:
-    """Model workers around the real coordinator: they obey plans after a while, sync replicas, commit steps.
+    """Simulated workers around the real coordinator: they obey plans after a while, sync replicas, commit steps.
 
     chooses: the parts of the grid that the manifest leaves to the coordinator, for at most as many workers as the grid
-    has. elastic: further fields of that section.
+    has. elastic: further fields of `spec.elastic`.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class World:
         raise AssertionError("the coordinator does not come to rest")
 
     def commit(self, checkpoint: tuple[int, CheckpointId] | None = None, *, skipped: bool = False) -> None:
-        """Let the root commit the next step. checkpoint: the number of the request that it meets, and its id."""
+        """Let the root commit the next step. checkpoint: number of the request that made it save one, and its id."""
         plan = self.state.plan
         assert plan is not None
         message = protocol.StepCommitted(

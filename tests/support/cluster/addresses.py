@@ -16,12 +16,12 @@ class Addresses:
 
     @property
     def machine(self) -> str:
-        """The machine's own address, for the API server and the names of Services."""
+        """The address of this machine, at which the API server and the DNS server listen."""
         return f"10.{self.subnet}.0.1"
 
     @property
     def link(self) -> str:
-        """The only interface of the cluster that the machine sees."""
+        """The name of the network interface that connects this machine with the cluster."""
         return f"bamboo{self.subnet}"
 
     def node(self, number: int) -> str:
@@ -41,7 +41,7 @@ class Addresses:
 
 
 def is_free(subnet: int, routes: Iterable[str]) -> bool:
-    """Return whether no route leads into the network of that number. routes: destinations as `ip` prints them."""
+    """Return whether 10.SUBNET.0.0/16 overlaps no route and not the Services. routes: destinations as `ip` prints."""
     wanted = ipaddress.ip_network(f"10.{subnet}.0.0/16")
     known = (ipaddress.ip_network(route) for route in routes if route != "default")
     return not any(wanted.overlaps(network) for network in (*known, ipaddress.ip_network(SERVICES)))

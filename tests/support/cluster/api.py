@@ -68,7 +68,7 @@ class Api:
             return None
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[tuple[str, list[Json]]]:
-        """Yield ("LIST", all) at first and after every interruption, then ("ADDED", "MODIFIED" or "DELETED", [one])."""
+        """Watch objects: yield ("LIST", all) first and after interruptions, then ("ADDED" or the like, [object])."""
         while True:
             try:
                 listed = await self.get(path, **query)
@@ -80,7 +80,7 @@ class Api:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _follow(self, path: str, version: str, query: dict[str, str]) -> AsyncIterator[Json]:
-        """Yield events until the objects must be listed again. May raise at that point."""
+        """Yield watch events until the objects must be listed again: then return, or raise a `Failure`."""
         assert self._session is not None
         timeout = aiohttp.ClientTimeout(total=None, sock_read=WATCH_SECONDS + 30)
         while True:

@@ -49,7 +49,7 @@ def cache_folder() -> Path:
 
 
 def binaries(report: Report = to_stderr) -> Path:
-    """Return the folder with etcd and the kube-* programs. Builds them if needed, which takes some minutes."""
+    """Return the folder with etcd and the kube-* programs, built if needed (minutes). Raises Unavailable, Broken."""
     _require(RUN_TOOLS)
     if given := os.environ.get(GIVEN):
         return _complete(Path(given))
@@ -65,7 +65,7 @@ class NodePrograms:
 
 
 def node_programs(report: Report = to_stderr) -> NodePrograms:
-    """Return the programs of a real node. Builds or fetches them if needed. Raises Unavailable if none can run here."""
+    """Return a real node's programs, built or fetched if needed. Raises Broken; Unavailable if none can run here."""
     if os.geteuid() != 0:
         raise Unavailable("real nodes need root")
     if not cgroups.are_there():
@@ -85,7 +85,7 @@ def node_programs(report: Report = to_stderr) -> NodePrograms:
 
 
 def _made(what: str, time: str, recipe: Path, arguments: tuple[str, ...], report: Report) -> Path:
-    """Return the bin folder that a recipe made. It is kept until the recipe or its arguments change."""
+    """Return the bin folder that a recipe makes, from the cache unless the recipe or its arguments have changed."""
     recipes = b"".join(path.read_bytes() for path in (recipe, DEBIAN))
     digest = hashlib.sha256(recipes + " ".join(arguments).encode()).hexdigest()[:12]
     name = f"{recipe.stem}-{digest}"
@@ -142,8 +142,8 @@ def locked(path: Path, report: Report = to_stderr) -> Iterator[int]:
 
 
 def _run_recipe(what: str, command: list[str], lock: int, report: Report) -> None:
-    """Run a recipe, which inherits the lock: if this process is killed, no other one builds until the last compiler has
-    ended.
+    """Run a recipe. Raises Unavailable if it cannot fetch the packages, Broken if it fails later. The recipe inherits
+    the lock: if this process is killed, no other process builds until the recipe's last compiler has ended.
     """
     tail: deque[str] = deque(maxlen=20)
     fetched = False

@@ -1,4 +1,4 @@
-"""The cgroups of real nodes, version 1: a group with the node's name in every hierarchy."""
+"""The cgroups (version 1) of real nodes: for each node a group of the same name in every hierarchy."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def create(group: str) -> None:
 
 
 def enter(group: str, pid: int) -> None:
-    """Put a process, and all processes that it starts, into the group."""
+    """Put a process, with all that it will start, into the group of the freezer hierarchy."""
     (FREEZER / group / "cgroup.procs").write_text(str(pid))
 
 
@@ -42,7 +42,7 @@ def remove(group: str) -> None:
 
 
 def _folders(group: str) -> Iterator[Path]:
-    """Return the folders of a group, the deepest first."""
+    """Yield a group's folders in all hierarchies, subfolders before the folder that contains them."""
     for top in HIERARCHIES.glob(f"*/{group}"):
         below = sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
         yield from (*below, top)

@@ -39,7 +39,7 @@ class Process(Protocol):
 
 @dataclass(slots=True)
 class Child:
-    """A process that leads a group of its own."""
+    """A started process, the leader of a new process group. log: the file that gets its output."""
 
     process: Process
     log: Path
@@ -93,7 +93,7 @@ async def start(
 
 
 def entering(folder: str, mounts: Sequence[Mount], scratch: Path) -> list[str]:
-    """Return the words that make a command run in `folder` with these mounts. scratch: an empty folder."""
+    """Return the `unshare` command to put before one that is to run in `folder` with these mounts. scratch: empty."""
     scratch.mkdir(parents=True, exist_ok=True)
     root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     triples = [
@@ -124,7 +124,7 @@ async def stop(child: Child, seconds: float) -> None:
 
 
 def adopt_orphans() -> None:
-    """From now on make this process the parent of descendants that lose their own."""
+    """Make this process a subreaper: it becomes the parent of descendants whose own parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -158,7 +158,7 @@ def is_alive(pid: int) -> bool:
 
 
 def marked(variable: str) -> list[int]:
-    """Return the processes that have the variable NAME=value in their environment."""
+    """Return the ids of the processes whose environment has this entry. variable: NAME=value."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended

@@ -12,7 +12,7 @@ from cluster.preloaded import Preloaded
 
 
 def base_environment(pod: Json, extra: Mapping[str, str]) -> dict[str, str]:
-    """Return a container's variables that precede its own. PATH begins with this Python's folder."""
+    """Return the environment variables of every container of a pod. PATH begins with this Python's folder."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8", "HOSTNAME": pod["metadata"]["name"], **extra}
 
@@ -29,7 +29,7 @@ async def start(
 ) -> children.Child:
     """Start a container. extra: variables that precede the pod's own. scratch: a folder that need not exist.
 
-    Raises Unknown if an object does not exist yet. A command that cannot run ends at once, with its reason in the log.
+    Raises Unknown if a variable needs an unset pod field. An impossible command ends at once; its log says why.
     """
     env = environment(pod, container, base_environment(pod, extra))
     argv, folder = command(container, env), container.get("workingDir", "/tmp")

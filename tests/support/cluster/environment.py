@@ -36,7 +36,7 @@ def pod_field(pod: Json, reference: Json) -> str:
 
 
 async def contents(kind: str, reference: Json, read: Read) -> dict[str, bytes]:
-    """Return the data of a ConfigMap or Secret. Raises Unknown if it does not exist."""
+    """Return the decoded data of a ConfigMap or Secret; {} if an optional one does not exist. Raises Unknown."""
     name = reference.get("name") or reference["secretName"]
     found = await read(kind, name)
     if found is None and reference.get("optional"):
@@ -53,6 +53,6 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def command(container: Json, values: Mapping[str, str]) -> list[str]:
-    """Return the words of a container's command and arguments."""
+    """Return a container's command and arguments, with $(NAME) replaced by `values`."""
     words = [*container.get("command", []), *container.get("args", [])]
     return [expand(word, values) for word in words]

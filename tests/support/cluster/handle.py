@@ -32,7 +32,7 @@ class ControlFailed(Exception):
 
 
 class Cluster:
-    """A cluster. folder: of the test cluster, None for a real one. process: its host, if it was started here."""
+    """A cluster. folder: the test cluster's; None for a real one. process: its host, if this handle started it."""
 
     def __init__(self, path: Path, folder: Path | None = None, process: "subprocess.Popen[str] | None" = None) -> None:
         self.kubeconfig, self.folder, self.api = path, folder, Client(path)
@@ -115,7 +115,7 @@ class Cluster:
 
     @classmethod
     def attach(cls, path: Path) -> Self:
-        """Return a handle of the cluster in a kubeconfig, with the test cluster's controls if it is one."""
+        """Return a handle of a kubeconfig's cluster, with all methods if that is a running test cluster."""
         own = (path.parent / "control").is_socket()
         return cls(path, path.parent if own else None)
 
@@ -218,7 +218,7 @@ class Cluster:
 
 
 def call(folder: Path, name: str, **arguments: Any) -> Any:
-    """Send a command to the host process, and return its answer."""
+    """Send a command to the host process, and return the result. Raises ControlFailed, OSError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONTROL_SECONDS)
         connection.connect(str(folder / "control"))

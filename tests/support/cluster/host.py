@@ -49,12 +49,12 @@ class Nodes(Protocol):
         ...
 
     def trouble(self) -> str | None:
-        """Return the name of a process that has ended though it never should, or None."""
+        """Return a text on a node or task that has ended though it never should; None if none has."""
         ...
 
 
 class Host:
-    """The owner of a cluster's processes. nodes: already started."""
+    """The owner of a cluster's processes. nodes: already started. usual: the nodes that `restore` brings back."""
 
     def __init__(self, api: Api, plane: ControlPlane, nodes: Nodes, usual: Sequence[NodeSpec]) -> None:
         self.api, self.plane, self.nodes = api, plane, nodes
@@ -69,13 +69,13 @@ class Host:
         }
 
     async def complain(self) -> None:
-        """Log each process that has ended though it never should, as soon as that happens."""
+        """Wait for the first process that ends though it never should, and log it with the components' last lines."""
         while not self.trouble():
             await asyncio.sleep(POLL_SECONDS)
         logger.error("%s\n%s", self.trouble(), self.plane.tails())
 
     def trouble(self) -> str | None:
-        """Return the name of a process that has ended though it never should, or None."""
+        """Return a text on a component, node or task that has ended though it never should; None if none has."""
         if name := self.plane.fallen():
             return f"{name} has ended"
         return self.nodes.trouble()
@@ -114,9 +114,9 @@ class Host:
 
 
 def own_subnet(routes: Sequence[str] = ()) -> tuple[int, socket.socket]:
-    """Return a number from 1 to 249 that no other test cluster on this machine has while the socket is open.
+    """Claim a subnet, 1 to 249: no other test cluster on this machine gets it until the returned socket is closed.
 
-    routes: known destinations, which the network of the number must not overlap.
+    routes: destinations that 10.SUBNET.0.0/16 must not overlap.
     """
     free = [number for number in range(1, 250) if addresses.is_free(number, routes)]
     for number in random.sample(free, len(free)):

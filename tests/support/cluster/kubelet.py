@@ -56,7 +56,7 @@ class Kubelet:
         await asyncio.gather(*self._lives.values(), *self._beats.values(), *self._helpers, return_exceptions=True)
 
     def log(self, namespace: str, pod: str, container: str | None = None) -> Path | None:
-        """Return the log of the newest pod with this name; by default of its first container that has a log."""
+        """Return the log file of the newest pod with this name, or None. container: by default the first by name."""
         folders = (self.folder / "logs").glob(f"{namespace}_{pod}_*")
         newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
         files = sorted(newest.glob(f"{container or '*'}.log")) if newest else []
@@ -134,7 +134,7 @@ class Kubelet:
             self._forget(uid)
 
     def _forget(self, uid: str) -> None:
-        """Kill a pod that runs on one of these nodes."""
+        """Kill a pod's processes and forget the pod, if it runs on one of these nodes."""
         if runner := self.runners.pop(uid, None):
             runner.kill()
             self._lives.pop(uid).cancel()

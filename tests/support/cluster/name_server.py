@@ -11,7 +11,7 @@ SECONDS = 1  # for which an answer may be kept
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """A DNS server. names: addresses by name, set by the server's owner."""
+    """A DNS server. names: IPv4 addresses by name; its owner replaces them as Services change."""
 
     def __init__(self) -> None:
         self.names: Mapping[str, list[str]] = {}
@@ -33,7 +33,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 def answer(question: bytes, names: Mapping[str, list[str]]) -> bytes | None:
-    """Return the answer to a DNS message; None if the message is no query."""
+    """Return the reply to a DNS query: IPv4 addresses, or NXDOMAIN for an unknown name. None if it is malformed."""
     try:
         labels, end = _labels(question)
         (kind,) = struct.unpack_from("!H", question, end)

@@ -198,7 +198,7 @@ class PodRunner:
 
 
 async def remove(api: Api, pod: Json) -> None:
-    """Report to the API server that the pod has no processes left."""
+    """Delete a pod's API object at once, since its processes have ended. An object that is gone is no error."""
     meta = pod["metadata"]
     options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
     try:

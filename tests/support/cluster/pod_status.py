@@ -1,4 +1,4 @@
-"""The status that a kubelet writes, as pure functions of its containers' states."""
+"""A pod's status as a kubelet writes it, computed from its containers' states. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -77,8 +77,8 @@ def phase(records: Sequence[Record], init: Sequence[Record], *, over: bool) -> s
 
 
 def status(records: Sequence[Record], init: Sequence[Record], *, over: bool, facts: Json) -> Json:
-    """Return a strategic merge patch of the status. facts: addresses and start time. Conditions of others are left
-    alone.
+    """Return a pod's status as a strategic merge patch, which keeps the conditions that other components have set.
+    facts: addresses and start time.
     """
     ready = bool(records) and all("running" in record.state for record in records)
     initialized = all(record.exit_code == 0 for record in init)

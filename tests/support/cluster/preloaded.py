@@ -18,8 +18,8 @@ PRELOADED = (["python", "-m", "bamboo_trainer"], ["python", "-m", "bamboo_operat
 
 
 class Preloaded:
-    """The starter of containers. place: the socket of the process from which they are forked, which is started when it
-    is first needed and ends with this one.
+    """The starter of containers. place: the socket of the forker, a process with all imports that forks containers. It
+    starts when it is first needed, and ends with this process.
     """
 
     def __init__(self, place: Path) -> None:
@@ -35,8 +35,8 @@ class Preloaded:
         mounts: Sequence[children.Mount],
         scratch: Path,
     ) -> children.Child:
-        """Start a container by a fork. Other commands, and all of them unless this process is root, go to
-        children.start: only root may enter another process's mounts.
+        """Start a container: by a fork if its command is in PRELOADED and this process is root, which alone may enter
+        another process's mounts; else by children.start.
         """
         if list(argv[:3]) not in PRELOADED or os.getuid() != 0:
             return await children.start(argv, log, env=env, folder=folder, mounts=mounts, scratch=scratch)
@@ -54,7 +54,7 @@ class Preloaded:
 
 
 class Forked:
-    """A process that is the child of another process. reader, writer: of its connection, with which it ends."""
+    """A process that the forker has forked. reader, writer: its connection to the forker; when that closes, it ends."""
 
     def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pid = pid

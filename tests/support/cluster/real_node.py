@@ -45,7 +45,7 @@ class Programs:
 
 
 class RealNode:
-    """A real node. Of its spec only the name counts.
+    """A real node: containerd and a kubelet in their own namespaces. spec: only its name is used.
 
     folder: of the cluster; it contains the node's folder. number: from addresses.NODES.
     """
@@ -67,7 +67,7 @@ class RealNode:
         return self._addresses.group(self.number)
 
     def install(self, made: pki.Pki, server: str, images: Sequence[Path]) -> None:
-        """Write all files of the node's disk."""
+        """Write the node's certificate and settings. server: the API server's URL. images: archives to import."""
         self.folder.mkdir(parents=True)
         pair = pki.client(made, f"node-{self.spec.name}", f"/O=system:nodes/CN=system:node:{self.spec.name}")
         user = {"client-certificate-data": pair.certificate.read_text(), "client-key-data": pair.key.read_text()}
@@ -108,7 +108,7 @@ class RealNode:
         await self._switch.plug_in(self.number, self._pid)
 
     async def _first_process(self, outer: children.Child) -> int:
-        """Wait for the first process inside the node, which exists once the namespaces do, and return its number."""
+        """Wait for the node's first process, which starts once the namespaces exist, and return its id."""
         listed = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
         async with asyncio.timeout(START_SECONDS):
             while not (found := listed.read_text().split()):
@@ -159,7 +159,7 @@ disabled_plugins = [
 
 
 def network_settings(pods: str) -> Json:
-    """Return the network's settings: every pod has a link of its own to the node, so that the node routes all traffic
+    """Return the CNI configuration: every pod has a link of its own to the node, so that the node routes all traffic
     between pods.
     """
     addresses = {"type": "host-local", "ranges": [[{"subnet": pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
@@ -167,7 +167,7 @@ def network_settings(pods: str) -> Json:
 
 
 def kubelet_settings(minor: int, group: str, folder: Path, authority: Path, addresses: Addresses) -> Json:
-    """Return the kubelet's settings. minor: of its version; settings that this version does not know are left out."""
+    """Return the KubeletConfiguration. minor: the kubelet's version; fields that it does not know are left out."""
     settings: Json = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",

@@ -67,7 +67,7 @@ class RealNodes:
                 await node.cut_power()
 
     def trouble(self) -> str | None:
-        """Return the name of a node or process that has ended though it never should, or None."""
+        """Return a text on a node or task that has ended though it never should; None if none has."""
         if ended := next((repr(task) for task in self._tasks if task.done()), None):
             return ended
         nodes = (name for name, node in self.nodes.items() if node.has_ended())
@@ -126,7 +126,7 @@ class RealNodes:
             return ""
 
     async def _until_ready(self, node: RealNode) -> None:
-        """Wait until the node reports that it is ready."""
+        """Wait until the node is Ready. Raises RuntimeError if it ends first, TimeoutError after READY_SECONDS."""
         path = f"/api/v1/nodes/{node.spec.name}"
         async with asyncio.timeout(READY_SECONDS):
             while not _is_ready(await self.api.find(path) or {}):

@@ -1,4 +1,4 @@
-"""Rules of nft and DNS names for Services, as pure values.
+"""nftables rules and DNS names for Services, computed from the API objects. Pure.
 
 Missing: node ports, session affinity, SRV records, and a pod's connection to itself through its own Service.
 """
@@ -12,7 +12,7 @@ DOMAIN = "svc.cluster.local"
 
 
 def rules(services: Sequence[Json], endpoints: Sequence[Json]) -> str:
-    """Return an nft script, the same for every node. It refuses connections to Services without endpoints."""
+    """Return an nft script for every node: it spreads a Service's connections over its endpoints, or refuses them."""
     by_name = _by_name(endpoints)
     lines = [line for service in services for line in _service(service, by_name.get(_name(service), []))]
     body = "; ".join([*lines, ""])
@@ -31,7 +31,7 @@ def rules(services: Sequence[Json], endpoints: Sequence[Json]) -> str:
 
 
 def names(services: Sequence[Json], endpoints: Sequence[Json]) -> dict[str, list[str]]:
-    """Return the addresses of all Services by their DNS names."""
+    """Return IPv4 addresses by DNS name: of Services, and of their endpoints that have a hostname."""
     by_name = _by_name(endpoints)
     found: dict[str, list[str]] = {}
     for service in services:

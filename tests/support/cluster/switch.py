@@ -1,6 +1,6 @@
-"""The network between nodes and machine: a bridge in a network namespace, which ends with the process that holds it.
+"""A bridge between the nodes and this machine, in a network namespace that lasts as long as the process that holds it.
 
-The machine sees one interface of it: the end of a pair whose other end is in that namespace, and so it ends, too.
+This machine sees one end of a veth pair. The other end is in that namespace, so both ends vanish with it.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ class Switch:
         await children.stop(self.holder, seconds=1)
 
     async def plug_in(self, number: int, pid: int) -> None:
-        """Give a process with a network namespace of its own the interface eth0."""
+        """Connect a node to the bridge: create eth0 in the network namespace of its process `pid`."""
         port = _port(number)
         await self._inside("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
         await self._inside("link", "set", port, "master", "switch", "up")
 
     async def unplug(self, number: int) -> None:
-        """Remove the interface eth0 at once. The kernel alone would remove it some time after the node's end."""
+        """Remove a node's eth0 at once. The kernel would only remove it some time after the node's end."""
         await self._inside("link", "delete", _port(number))
 
     async def _inside(self, *arguments: str) -> None:

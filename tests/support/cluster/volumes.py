@@ -17,8 +17,6 @@ TOKEN_SECONDS = 24 * 3600  # no token is renewed
 
 @dataclass(slots=True, kw_only=True)
 class Volumes:
-    """The volumes of a pod."""
-
     api: Api
     read: Read
     pod: Json  # kept up to date by the owner
@@ -26,7 +24,7 @@ class Volumes:
     paths: dict[str, Path] = field(default_factory=dict)
 
     async def prepare(self) -> None:
-        """Make the folders of all volumes. May be called again. Raises Unknown if an object does not exist yet."""
+        """Create all volumes with their files. May be called again. Raises Unknown if an object does not exist yet."""
         for volume in self.pod["spec"].get("volumes", []):
             self.paths[volume["name"]] = await self._path(volume)
 
@@ -111,7 +109,7 @@ def _host_path(source: Json) -> Path:
 
 
 def write(folder: Path, files: Files) -> None:
-    """Write a volume's files, each over an earlier version."""
+    """Write a volume's files, replacing files of the same names."""
     for name, (content, mode) in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
