@@ -42,7 +42,7 @@ class Client:
         self._opener = urllib.request.build_opener(*handlers)
 
     def text(self, method: str, path: str, body: Any = None, *, content: str = "application/json", **query: Any) -> str:
-        """Send a request, again while the server is busy (429; not evictions); return the answer. Raises ApiError."""
+        """Send a request and return the answer. Retries if the server is busy (429; not evictions). Raises ApiError."""
         end = time.monotonic() + BUSY_SECONDS
         while True:
             try:

@@ -29,7 +29,7 @@ async def start(
 ) -> children.Child:
     """Start a container. extra: variables that precede the pod's own. scratch: a folder that need not exist.
 
-    Raises Unknown if a variable needs an unset pod field. An impossible command ends at once; its log says why.
+    Raises Unknown if a variable needs an unset pod field. A command that cannot run ends at once; its log says why.
     """
     env = environment(pod, container, base_environment(pod, extra))
     argv, folder = command(container, env), container.get("workingDir", "/tmp")
