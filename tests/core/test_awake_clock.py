@@ -1,4 +1,4 @@
-"""The shell's clock leaves out the time in which its process was stopped."""
+"""`AwakeClock` leaves out nearly all time in which its process was stopped."""
 
 from bamboo_core.coordinator.awake_clock import AwakeClock
 

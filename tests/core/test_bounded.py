@@ -35,7 +35,7 @@ def test_a_store_that_hangs_is_left_after_a_while():
 
 
 def test_a_call_that_returns_leaves_no_thread():
-    """A call's thread ends before the call returns, even if the removal of its thread-local objects takes a while."""
+    """A call's thread ends before the call returns, even if removing thread-local objects takes a while."""
     kept = threading.local()
 
     class Slow:

@@ -67,7 +67,7 @@ def test_a_date_in_the_past_is_a_warning() -> None:
 
 
 def test_a_manifest_says_for_how_long_its_money_lasts(tmp_path: Path) -> None:
-    """The message names the hours that the money pays for both workers, at the first pool's price of 2 each."""
+    """The message names the hours for which the money pays two workers, at the first pool's price of 2 each."""
     spec = minimal()["spec"] | {
         "nodePools": [{"name": "spot", "pricePerHour": "2"}, {"name": "b", "pricePerHour": "9"}]
     }

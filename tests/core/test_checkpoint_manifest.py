@@ -25,7 +25,7 @@ MANIFEST = make_manifest(CheckpointId(200, "5f0c"))
 
 
 def sealed(document: dict, form: int = 1) -> bytes:
-    """Return a manifest file with a correct checksum, whatever its content."""
+    """Return the bytes of a manifest file with a correct checksum. form: the number of the file's format."""
     inner = json.dumps(document).encode()
     head = json.dumps({"format": form, "sha256": hashlib.sha256(inner).hexdigest()})
     return head[:-1].encode() + b', "manifest": ' + inner + b"}"

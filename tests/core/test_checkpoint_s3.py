@@ -28,7 +28,7 @@ def endpoint():
 
 @pytest.fixture
 def client(endpoint, monkeypatch, tmp_path):
-    """Return a boto3 client of an empty server, without this machine's AWS settings."""
+    """Yield a boto3 client of a server with one empty bucket, without this machine's AWS settings."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "anybody",
         "AWS_SECRET_ACCESS_KEY": SECRET,

@@ -45,7 +45,7 @@ def test_sizes_of_layers_that_become_known_count_at_once(memory: int | None) -> 
 
 
 def test_how_long_a_replacement_takes_does_not_count_from_a_loss_that_nobody_replaced() -> None:
-    """Refill times leave out losses that are never replaced: here the first one. The others take a minute each."""
+    """`refills`, seconds from a loss to its replacement, leaves out the first loss, which is never replaced."""
     known = GridState(workers=8).noted(7, 0.0, wanted=7)
     for number in range(1, 4):
         lost = known.noted(6, 18_000.0 * number, wanted=7)

@@ -1,4 +1,4 @@
-"""The coordinator's state: each record has a place of its own, and only a turn changes it."""
+"""The coordinator's state: each of its fields is a `Record`, and no two are of the same class."""
 
 from dataclasses import fields
 

@@ -14,7 +14,7 @@ from world import World, back, restarted, silence
 
 
 def asked_around(world: World) -> str:
-    """Lose a stage's owner and replica, so that the coordinator asks all others. Return the first of these by name."""
+    """Lose all holders of stage 1, so that the coordinator asks the others, and drop their answers. Return one."""
     world.settle()
     plan = world.plan
     cell = Cell(0, 1)

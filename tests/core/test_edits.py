@@ -1,4 +1,4 @@
-"""Edits that a running job follows, and the digest of a training's numbers."""
+"""Edits that a running job follows, and the digest of all fields on which the trained weights depend."""
 
 from typing import Any
 

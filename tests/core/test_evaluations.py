@@ -1,4 +1,4 @@
-"""Evaluations: the best state, and the evaluations since it."""
+"""Evaluations: which state is the best, and how many evaluations came after it."""
 
 import pytest
 

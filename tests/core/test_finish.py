@@ -27,7 +27,7 @@ def committed(world: World, checkpoint: CheckpointId) -> None:
 
 
 def kept(world: World) -> CheckpointId:
-    """Write and commit the last state, which completes the job. Return its checkpoint."""
+    """Let the workers write and commit the last state, which completes the job. Return the id of that checkpoint."""
     assert world.finish is None
     requests = asked(world)
     checkpoint = next(iter(requests.values())).checkpoint

@@ -33,7 +33,7 @@ def slower(layer: Layer, by: float) -> Layer:
 
 
 def chosen(workers: int, stages: int | None = None, pipelines: int | None = None, **elastic: Any) -> JobRun:
-    """Return a job of twelve unequal layers and 24 microbatches, whose coordinator chooses numbers that are None."""
+    """Return a job of twelve unequal layers and 24 microbatches. stages, pipelines: None if the coordinator chooses."""
     made = job()
     more = {"maxWorkers": workers, "stabilizationSeconds": 60, **elastic}
     document = manifest(stages, pipelines, 24, elastic=more)
@@ -87,7 +87,7 @@ def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
 
 
 def test_a_slow_network_is_learned_from_the_first_steps() -> None:
-    """The coordinator measures its links and avoids six pipelines of one stage, the fastest grid if links were fast."""
+    """The coordinator measures the workers' links, and avoids six pipelines of one stage, which need fast links."""
     told: list[str] = []
     one = chosen(6)
     layers = tuple(structs.replace(layer, gradients=2_000_000, parameters=2_000_000) for layer in one.profile.layers)
@@ -125,7 +125,7 @@ def test_on_nodes_that_come_and_go_little_is_lost_against_the_best_grid_of_each_
 
 
 def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_when_one_comes() -> None:
-    """Workers of a given up pipeline join other pipelines or stand by; training pauses only for the takeover."""
+    """The workers of an abandoned pipeline join others or stand by, and the layers are not split anew."""
     one = chosen(12, stages=4)
     trace = nodes(12, (HOUR, "remove", "n5"), (HOUR + 300, "add", "n12"), duration=2 * HOUR)
     told = told_of(one, trace)
@@ -137,7 +137,7 @@ def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_whe
 
 
 def test_with_fewer_workers_than_it_begins_with_a_job_keeps_its_grid() -> None:
-    """A job with fewer workers than minWorkers does not shrink: one runs two stages until a replacement comes."""
+    """A job with fewer workers than minWorkers does not shrink: a worker runs two stages until a replacement comes."""
     one = chosen(12, stages=4, minWorkers=9)
     gone = [(0.1 * HOUR, "remove", f"n{number}") for number in (3, 4, 5, 6)]
     told = told_of(one, nodes(12, *gone, duration=0.3 * HOUR))
@@ -280,7 +280,7 @@ def test_a_grid_that_an_edit_puts_out_of_bounds_is_left_although_none_is_faster(
 
 
 def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slowed:
-    """Return a job of three stages whose first layer is nearly free to compute, but has `wide` bytes of parameters."""
+    """Return a job whose first layer is cheap, with `wide` bytes of parameters. flying: a layer's activations."""
 
     def layer(parameters: int, optimizer: int, gradients: int, activations: int) -> LayerBytes:
         return LayerBytes(

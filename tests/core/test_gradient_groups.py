@@ -19,7 +19,7 @@ class Term(str):
 
 
 def summed(groups: int, share: SumNode) -> dict[SumNode, Term]:
-    """Return a pipeline's partial sums after it has added its groups in order and merged all complete nodes."""
+    """Return a pipeline's partial sums once it has added all groups of its `share` and merged complete sum nodes."""
     done: list[tuple[SumNode, Term]] = []
     for group in range(share.first, share.end):
         done.append((SumNode(group, group + 1), Term(group)))

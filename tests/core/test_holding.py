@@ -28,7 +28,7 @@ from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 def valued(
     workers: int, layers: int = 12, stages: int | None = None, pipelines: int | None = None, **elastic: Any
 ) -> JobRun:
-    """Return a job of 24 microbatches and one node pool, whose coordinator chooses numbers that are None."""
+    """Return a job of 24 microbatches and one node pool. stages, pipelines: None if the coordinator chooses."""
     made = job()
     more = {"maxWorkers": workers, "objective": "Value", "stabilizationSeconds": 60, **elastic}
     pools = [{"name": "spot", "capacity": "Spot", "pricePerHour": "1.5"}]

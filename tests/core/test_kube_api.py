@@ -236,7 +236,7 @@ def test_no_proxy_stands_between_this_machine_and_itself(tmp_path: Path, monkeyp
 
 
 def asked(answer: Answer, script: Callable[[Connection], Awaitable[Any]], **options: Any) -> tuple[list[Asked], Any]:
-    """Run a script. Return the requests that the server got, and verb, path and code of each counted call."""
+    """Run a script against a fake server. Return the requests to it, and verb, path and code of each counted call."""
     ended: list[tuple[str, str, str]] = []
     with server(answer) as (url, seen):
         connected(url, script, ended=lambda verb, path, code, _: ended.append((verb, path, code)), **options)

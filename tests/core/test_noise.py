@@ -53,7 +53,7 @@ def test_the_third_change_and_later_ones_wait_ever_longer() -> None:
 
 
 class Noisy(Slowed):
-    """A job whose steps take the modelled time, and whose measurements each err by up to the factor `off`."""
+    """A job whose steps take the modelled time, and whose measurements are each wrong by up to the share `off`."""
 
     def __init__(self, workers: int, layers: list[float], size: int, flow: float, off: float) -> None:
         self.rng = random.Random(repr(layers))
@@ -69,7 +69,7 @@ class Noisy(Slowed):
         self.grids: list[tuple[float, Grid]] = []
 
     def check_calm(self) -> None:
-        """Skip the inherited check, since the time here decides whether a change may follow."""
+        """Skip the inherited check: in these jobs, the mere passing of time may bring a decision."""
 
     def check(self, plan: Plan) -> None:
         super().check(plan)

@@ -10,7 +10,7 @@ from replica_kit import peer, planned
 
 
 def shared(*portions: tuple[str, int, int]) -> dict[str, Any]:
-    """Return two pipelines of one stage. The first one's cell is divided into these portions (worker, first, end)."""
+    """Return plan fields: two pipelines of one stage, the first one shared out in portions (worker, first, end)."""
     made = tuple(Portion(worker=worker, first=first, end=end) for worker, first, end in portions)
     return {"pipelines": ((Assignment(owner="w0", portions=made),), (Assignment(owner="w1"),))}
 

@@ -138,7 +138,7 @@ DATA = DataRecord(samples=400, order="0" * 16)
 
 
 def refused_in_a_row(world: World, data: protocol.WorkerReady, most: int = 100) -> list[float]:
-    """Let every new worker report `data`. Return the seconds between refusals, until the job ends."""
+    """Let every new worker report `data`. Return the seconds between refusals, until `most` or the job's end."""
     at: list[float] = []
     for _ in range(2000):
         for event in list(world.pending):

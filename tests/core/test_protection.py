@@ -115,7 +115,7 @@ def test_nothing_is_protected_before_a_restarted_operator_has_heard_of_it() -> N
 
 
 def test_a_worker_that_is_not_there_protects_nothing() -> None:
-    """A missing worker holds no copy, although the restarted coordinator's plan names it as a replica in step."""
+    """A worker that is missing protects no stage, although the plan still names it as a replica in step."""
     world = World(4, 1, 0)
     world.settle()
     assert status_of(world.state, world.now).unprotected == ()

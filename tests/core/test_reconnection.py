@@ -100,7 +100,7 @@ SUSPENDED = Interrupted("Suspended", "the job is suspended")
 
 
 def kept(world: World) -> World:
-    """Save the state that the coordinator requests, which ends the suspended job."""
+    """Save the checkpoint that the coordinator requests, which completes the suspension. Return the same world."""
     world.tell(Tick())
     _, wish = sent(world, protocol.TakeCheckpoint)[-1]
     assert (wish.pause, world.finish) == (True, None)

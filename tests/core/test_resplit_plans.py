@@ -1,4 +1,4 @@
-"""Re-splits: the plan that continues on another grid, and the coordinator's steps to it."""
+"""Re-splits: plans that continue a training on another grid or split, and how the coordinator reaches them."""
 
 from collections import Counter
 from typing import Any
@@ -255,8 +255,8 @@ def onward(plan: Plan, grid: Grid, held: dict[str, frozenset[int]], staying: lis
 def test_places_go_to_who_has_most_of_what_they_need(
     before: tuple[int, int], after: tuple[int, int], in_order: tuple[int, int], by_layers: tuple[int, int]
 ) -> None:
-    """Workers lack fewer layers if each gets the stage of which it holds the most. in_order, by_layers: the layers that
-    the neediest worker lacks, and that all lack, in the order of stages and by held layers.
+    """Workers lack fewer layers if each gets the stage of which it holds the most. in_order, by_layers: how many layers
+    the neediest worker lacks, and all workers together, if stages are given in order, or by held layers.
     """
     there = peers(before[0] * before[1])
     first = planned(*before, there)

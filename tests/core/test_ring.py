@@ -34,7 +34,7 @@ def test_the_shadow_is_the_nearest_other_predecessor() -> None:
 
 
 def test_the_ends_of_a_pipeline_are_neighbours_too() -> None:
-    """The last and the first stage are neighbours: of zones b, c, a, c and b, the row b, c, b, a keeps all apart."""
+    """The last stage is next to the first: from zones b, c, a, c and b, the row b, c, b, a keeps neighbours apart."""
     peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zone) for i, zone in enumerate("bcacb")]
     plan = initial_plan(peers, ((0, 1), (1, 2), (2, 3), (3, 4)), 1, training(8), RedundancySpec())
     zone = {p.worker: p.zone for p in peers}

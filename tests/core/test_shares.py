@@ -1,4 +1,4 @@
-"""Shares of a stage's layers among the workers that write them."""
+"""The layers of a stage, shared out among the workers that write a checkpoint, or keep copies in memory."""
 
 from hypothesis import given
 from hypothesis import strategies as st

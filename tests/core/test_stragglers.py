@@ -57,7 +57,7 @@ def test_without_a_standby_it_gets_fewer_layers() -> None:
 
 
 def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
-    """The coordinator splits layers anew that take longer than counted, and reports no worker as slow."""
+    """If layers take longer than counted, the coordinator splits the layers anew, and reports no worker as slow."""
     world = trained(4, 1, 0)
     world.work = {0: 4.0, 1: 4.0}
     world.train(60)

@@ -94,7 +94,7 @@ def placed(**where: str) -> dict[str, Peer]:
 
 
 def four_stages(*replicas: tuple[str, ...]) -> Plan:
-    """Return a plan of w0 to w3, on nodes a and b in turn. replicas: holders by stage; by default its predecessor."""
+    """Return a plan of w0 to w3, on nodes a and b in turn. replicas: by stage; default: the owner before it."""
     peers = placed(w0="a", w1="b", w2="a", w3="b")
     plan = initial_plan(list(peers.values()), tuple((s, s + 1) for s in range(4)), 1, TRAINING, RedundancySpec())
     held = replicas or tuple((f"w{(s - 1) % 4}",) for s in range(4))

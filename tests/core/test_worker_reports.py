@@ -29,7 +29,7 @@ def test_what_a_worker_invents_is_not_kept() -> None:
 
 
 def test_what_loggers_lack_is_told_although_the_job_is_over() -> None:
-    """Reports about loggers count after a job's end, since only workers know of them; no other report does."""
+    """Warnings about loggers and callbacks count even after a job's end, since only workers know of them."""
     world = World(2, 1, 0)
     world.settle()
     world.tell(Received("w0", protocol.WorkerFailed(reason="TaskFailed", message="no")))

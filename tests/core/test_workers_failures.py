@@ -125,7 +125,7 @@ def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None
 
 
 def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
-    """Lose a stage's owner whenever the stage has two holders again. Return the number of losses that ended the job."""
+    """Lose a stage's owner whenever the stage has two holders again. Return how many losses end the job, or 200."""
     for count in range(1, 200):
         lose(world.plan.at(Cell(0, 1)).owner)
         while world.pending:
@@ -136,7 +136,7 @@ def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
 
 
 def frozen(world: World, worker: str) -> None:
-    """Let other workers report a worker as missing, which the shell then kills."""
+    """Let the others miss a frozen worker, and the shell kill it."""
     miss(world, worker)
     world.tell(WorkerLost(worker, "was killed by SIGKILL", removed=True))
 
