@@ -26,7 +26,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}  # for the ope
 
 @pytest.fixture
 def release(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Install]:
-    """Return a function that makes releases, not installed yet, with names of their own, in a cluster without CRD."""
+    """Yield a function that makes a release with a new name, not installed yet. The cluster has no CRD at first."""
     if cluster.folder is None:
         pytest.skip("these tests delete the CRD: they are for the test cluster only")
     try:
@@ -117,7 +117,7 @@ def test_the_life_of_a_release(release: Install, cluster: Cluster, namespace: st
 def test_an_operator_of_one_namespace_has_rights_there_alone_and_so_have_users(
     release: Install, cluster: Cluster, namespace: str
 ) -> None:
-    """The operator works with these rights. An upgrade renews certificate and CRD, and the removal deletes both."""
+    """Rights in one namespace suffice. Upgrading renews certificate and CRD; uninstalling deletes both."""
     other = f"{namespace}-other"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
     try:
@@ -225,7 +225,7 @@ def shell(cluster: Cluster, tmp_path: Path) -> Shell:
 
 
 def made_by_kubectl(release: Release, shell: Shell, folder: Path) -> Job:
-    """Create a CRD by kubectl, and a job; check that Helm refuses to install or upgrade over the CRD."""
+    """Create the CRD by kubectl, and a job, which is returned. Check that Helm refuses to install or upgrade then."""
     file = folder / "bamboojob.yaml"
     file.write_text(older_crd(release))
     shell.run(f"kubectl apply --server-side -f {file}")
@@ -249,7 +249,7 @@ def applied(release: Release, job: Job) -> None:
 def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
     release: Install, shell: Shell, tmp_path: Path, major: str, server_side: bool
 ) -> None:
-    """A release adopts a CRD of kubectl by the commands of docs/upgrade.md."""
+    """A release adopts a CRD that kubectl created, after the commands of docs/upgrade.md for that."""
     bamboo = release(major)
     job = made_by_kubectl(bamboo, shell, tmp_path)
     commands = documented("**A CRD that kubectl has made**")

@@ -42,13 +42,13 @@ def refusal(cluster: Cluster, method: str, path: str, body: Json) -> str:
 
 
 def differences(cases: Iterable[Callable[[], str]]) -> list[str]:
-    """Run the cases, several at a time, and return their results, without empty ones."""
+    """Run the cases, AT_ONCE at a time, and return the results that are not empty."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return [found for found in pool.map(lambda case: case(), cases) if found]
 
 
 def users(document: Json, name: Any = None) -> Json:
-    """Return the fields of a document that a user writes, under another name."""
+    """Return the fields of a document that a user writes, without labels and status. name: replaces its name."""
     return {
         "apiVersion": document["apiVersion"],
         "kind": document["kind"],

@@ -77,10 +77,10 @@ def manifest(name: str, **spec: Any) -> Json:
 
 
 def slowed(cluster: Cluster, namespace: str, name: str, **spec: Any) -> Json:
-    """Return a manifest whose steps take a second while the ConfigMap has its mark, so that the job outlasts its
-    losses.
+    """Create a ConfigMap with the task `paced` and its mark, and return a manifest whose steps take a second while the
+    mark is there, so that the job outlasts its losses.
 
-    The nodes share no folder with the test, and the images have no task of the tests.
+    It is a ConfigMap since nodes share no folder with the test, and images have no task of the tests.
     """
     data = {"paced.py": Path(paced.__file__).read_text(), MARK: ""}
     found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PACE}, "data": data}
@@ -106,7 +106,7 @@ def restrict(cluster: Cluster, namespace: str) -> None:
 
 
 def test_a_job_loses_a_worker_and_a_node_and_no_bit(cluster: Cluster, namespace: str) -> None:
-    """Where nodes cannot be made to fail, the second loss is a pod's."""
+    """On a cluster whose nodes the test cannot make fail, the second loss is that of a pod."""
     restrict(cluster, namespace)
     disturbed = Job(cluster.api, namespace, slowed(cluster, namespace, "disturbed", standby={"workers": 1}))
     disturbed.step(5, SECONDS)

@@ -90,7 +90,7 @@ def _neighbours_are_apart(status: Json, nodes: dict[str, str]) -> None:
 
 
 async def _knock(operator: Operator, place: str, worker: str, token: str | None) -> str:
-    """Connect as a stranger, and return the reason of the refusal, before or after the Hello."""
+    """Connect as `worker` with this token. Return the refusal: HTTP status and reason, or the answer to the Hello."""
     url = f"wss://127.0.0.1:{operator.port}{place}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     made: list[socket.socket] = []
@@ -115,7 +115,7 @@ async def _knock(operator: Operator, place: str, worker: str, token: str | None)
 
 
 def _strangers_are_refused(job: Job, operator: Operator) -> None:
-    """Check that strangers are refused, though they know a worker's name."""
+    """Check that callers who know a worker's name are refused without a token of its pod."""
     pods = job.pods()
     worker, other = sorted(pods)[:2]
     account = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/default/token"

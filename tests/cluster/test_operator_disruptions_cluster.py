@@ -38,8 +38,8 @@ def owners(job: Job) -> dict[str, str]:
 def test_what_kubernetes_holds_back_refuses_and_takes_away(
     installed: Cluster, namespace: str, operator: Operator
 ) -> None:
-    """A pod that Kubernetes takes away counts as a preemption with the reason of its DisruptionTarget, and is taken
-    over in time.
+    """A pod that Kubernetes takes away counts as a preemption with the reason of its DisruptionTarget, and another
+    worker takes its stage before the pod ends.
     """
     if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("the API server is older than what Bamboo supports")
@@ -126,7 +126,7 @@ def evict(cluster: Cluster, namespace: str, pod: str) -> None:
 
 
 def ungate(job: Job) -> None:
-    """Remove the gates of the job's new pods."""
+    """Remove the scheduling gates of the job's pods."""
     for name, pod in job.pods().items():
         if pod["spec"].get("schedulingGates"):
             job.api.patch(f"/api/v1/namespaces/{job.namespace}/pods/{name}", {"spec": {"schedulingGates": None}})
@@ -138,7 +138,7 @@ def joined(job: Job) -> set[str]:
 
 
 def left(job: Job, workers: list[str], reason: str, preemptions: int) -> None:
-    """Check that the workers had a notice with this reason, and that the job is whole again without them."""
+    """Check that one of the workers got a notice with this reason, and that the job is whole again without them all."""
     assert job.told(reason).startswith(tuple(f"{worker}: " for worker in workers))
     job.until_pods(lambda pods: not pods.keys() & set(workers) and len(pods) == 3)
     ungate(job)

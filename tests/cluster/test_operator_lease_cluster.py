@@ -51,7 +51,7 @@ def lease(cluster: Cluster, namespace: str) -> Json:
 
 @pytest.fixture
 def second(operator: Operator) -> Iterator[Operator]:
-    """A second operator, created once the first one works."""
+    """A second operator, made once the first one works, and not started yet."""
     until_ready(operator)
     other = operator.another("second")
     try:

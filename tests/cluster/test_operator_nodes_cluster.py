@@ -32,7 +32,7 @@ def add_nodes(cluster: Cluster, *names: str) -> None:
 
 
 def nodes_of(job: Job) -> dict[str, str]:
-    """Return each worker's node. A lost worker has one while its pod exists."""
+    """Return the node of each pod that has one, by worker. A lost worker counts while its pod exists."""
     return {name: pod["spec"]["nodeName"] for name, pod in job.pods().items() if pod["spec"].get("nodeName")}
 
 
@@ -92,8 +92,8 @@ def unplaced(pods: Json) -> list[str]:
 def test_the_scheduler_puts_no_more_pods_on_a_node_than_it_has_room_for(
     installed: Cluster, namespace: str, *, empty: bool
 ) -> None:
-    """The pods need two nodes. empty: a third node takes no pod, as after a taint; otherwise minDomains keeps the
-    limit.
+    """The pods need three nodes. empty: the third takes no pod, since it is tainted; without it, minDomains keeps the
+    limit of two pods a node.
     """
     if not empty and installed.minor < OLDEST_SUPPORTED:
         pytest.skip("the scheduler is older than what Bamboo supports, and does not know minDomains")

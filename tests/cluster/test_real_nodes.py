@@ -19,7 +19,7 @@ LOOK = "id -u; touch /x 2>&1; grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/self
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with a real node that has the image busybox:1.36."""
+    """A cluster with one real node, which already has the image busybox:1.36."""
     archive = tmp_path_factory.mktemp("images") / "busybox.tar"
     try:
         busybox = build.node_programs().root / "bin/busybox"
