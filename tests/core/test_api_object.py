@@ -1,4 +1,4 @@
-"""Conversion of Kubernetes API objects to and from the API's types; unknown fields are ignored."""
+"""Conversion between JSON of the Kubernetes API and Python types (`ApiPart`); unknown fields are ignored."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The reach of a budget: sentences about its money and its date."""
+"""How far a job's budget reaches: messages about its money and its deadline (`doneBy`)."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Splits of the layers by measured speed, and the pause between two splits."""
+"""Splits of the layers by the workers' measured speeds, and the least time between two such splits."""
 
 from bamboo_core.coordinator.splits.by_speed import REST_SECONDS
 from slow_world import trained

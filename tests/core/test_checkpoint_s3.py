@@ -1,4 +1,4 @@
-"""Checkpoints in a server of the S3 protocol on the loopback interface, by the real client."""
+"""Checkpoints on an S3 server on the loopback interface, written and read by the real client."""
 
 import logging
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""The process's limit of file descriptors, and the shares of its callers."""
+"""The limit of open file descriptors, and its shares for workers, visitors and unauthenticated callers."""
 
 import resource
 

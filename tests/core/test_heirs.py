@@ -1,4 +1,4 @@
-"""Heirs of stages whose workers are lost at the same time."""
+"""Heirs: the workers that take over stages whose workers are lost at the same time."""
 
 import itertools
 

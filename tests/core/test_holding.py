@@ -1,4 +1,4 @@
-"""The objective Value: the real coordinator holds the number of workers that is worth its price."""
+"""The objective Value: the real coordinator keeps only as many workers as are worth their price."""
 
 import re
 from dataclasses import replace

@@ -29,7 +29,7 @@ print(json.dumps({"apiVersion": os.environ["SPOKEN"], "kind": "ExecCredential", 
 
 
 def plugin(folder: Path, body: str = PLUGIN, spoken: str = V1, **status: str) -> dict[str, Any]:
-    """Write a credential plugin, and return the kubeconfig user that runs it. body: the plugin's code."""
+    """Write a credential plugin, and return the kubeconfig user that runs it. body: its code. status: of its answer."""
     path = folder / "plugin"
     path.write_text(f"#!{sys.executable}\nimport json, os, sys\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -38,7 +38,7 @@ def plugin(folder: Path, body: str = PLUGIN, spoken: str = V1, **status: str) ->
 
 
 def ask(kubeconfig: object, call: Callable[[KubeApi], Awaitable[Any]], context: str | None = None) -> Any:
-    """Log in as a command does, and return the call's result."""
+    """Log in with a kubeconfig, as a command does, and return the result of `call`."""
 
     async def run() -> Any:
         async with KubeApi(Connection(await log_in(str(kubeconfig), context))) as api:

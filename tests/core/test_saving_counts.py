@@ -1,4 +1,4 @@
-"""Counts of checkpoints: saved, abandoned, stalls, restores, and repeated steps."""
+"""Counts of saved and abandoned checkpoints, of stalls by saving, of restores, and of repeated steps."""
 
 from dataclasses import replace
 

@@ -23,7 +23,7 @@ STARTS = {"a": CheckpointId(step=6, id="a"), "b": CheckpointId(step=3, id="b")}
 
 
 def made(stages: int = 2, pipelines: int = 1, standby: int = 0, *, steps: int = 10_000, **checkpoint: Any) -> World:
-    """Return a world that trains, at step 1 or a little later."""
+    """Return a world that trains, and has committed at least one step. checkpoint: fields of `spec.checkpoint`."""
     world = World(stages, pipelines, standby, steps=steps, checkpoint={"everySteps": 8, **checkpoint})
     world.settle()
     assert world.state.phase == "Running"

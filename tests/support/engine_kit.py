@@ -28,7 +28,7 @@ STEPS = 9
 
 
 class NoFiles:
-    """The files of a job without checkpoints; see `CheckpointFiles`."""
+    """A `CheckpointFiles` for jobs without checkpoints: each use fails the test."""
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
         raise AssertionError("nothing is kept")

@@ -105,7 +105,7 @@ def _fetch(package: str, digest: str, target: Path) -> None:
 
 
 class Helm:
-    """A Helm program with folders of its own. kubeconfig: of its cluster, if it needs one."""
+    """A Helm program. home: the folder for all its files. kubeconfig: that of the cluster, if it uses one."""
 
     def __init__(self, home: Path, kubeconfig: Path | None = None, major: str = "4") -> None:
         self.program, self.major = helm(major), major

@@ -126,7 +126,7 @@ def call(command: Sequence[str], seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The names of the built images."""
+    """The names of the built images, their store, and the wheels in them."""
 
     store: Store
     # base, operator, trainer: their names

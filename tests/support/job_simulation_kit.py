@@ -88,7 +88,7 @@ def job(stages: int = 3, pipelines: int | None = 1, devices: int = 1, **more: An
 
 
 def nodes(count: int, *changes: tuple[float, str, str], duration: float = HOUR, notice: float | None = None) -> Trace:
-    """Return a trace with nodes n0, n1 and so on. changes: (second, "add" or "remove", node)."""
+    """Return a trace with nodes n0, n1 and so on. changes: (second, "add" or "remove", node). notice: seconds."""
     first = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}") for i in range(count)]
     later = [NodeChange(at=at, change=Change(what), node=node, notice=notice) for at, what, node in changes]
     return make_trace([*first, *later], duration=duration)

@@ -133,7 +133,7 @@ def takeover(**facts: Any) -> Takeover:
 
 
 def viewed(spec: JobSpec, status: BambooJobStatus | None = None, live: Status | None = None) -> JobView:
-    """Return the view of a job on a cluster."""
+    """Return the view of a job on a cluster. status: as in the API. live: the coordinator's, if it runs."""
     metadata = Metadata(name=spec.name, namespace=spec.namespace)
     return JobView(metadata=metadata, spec=spec, status=status or BambooJobStatus(), live=live)
 
@@ -147,7 +147,7 @@ def checkpoints(
     repeated_seconds: float = 0.0,
     **values: Any,
 ) -> CheckpointSummary:
-    """Return a coordinator's summary of its checkpoints."""
+    """Return a coordinator's summary of its checkpoints. step, age: of the newest one; age in seconds."""
     counts = CheckpointCounts(
         restores={RestoreCause.STAGE_LOST: restores}, repeated=repeated, repeated_seconds=repeated_seconds
     )
@@ -156,7 +156,7 @@ def checkpoints(
 
 @cache
 def pod_validator(version: str) -> Any:
-    """Return the pod validator of a Kubernetes version, which refuses unknown fields."""
+    """Return a JSON Schema validator of pods for a Kubernetes version, such as "1.37". It refuses unknown fields."""
     import jsonschema
 
     folder = f"kubernetes-json-schema/v{version}.0-local-strict"

@@ -226,7 +226,7 @@ def _valid(status: Json) -> Json:
 
 
 def owners(status: Json) -> list[str]:
-    """Return the owners of the only pipeline's stages."""
+    """Return the owners of the first pipeline's stages, in order, by the plan in the job's status."""
     row: list[str] = json.loads(status["plan"])["pipelines"][0]
     return row
 

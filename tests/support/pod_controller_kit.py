@@ -115,7 +115,7 @@ class Place:
         return pod
 
     def take(self, name: str) -> None:
-        """Delete the pod as a user does."""
+        """Remove the pod, and report that to the watch, as after a deletion by a user."""
         pod_event(self.cluster, "DELETED", self.pods.pop(name))
 
     def open_gate(self, name: str) -> None:

@@ -119,7 +119,7 @@ def begin(stage: Stage, *microbatches: int) -> Work:
 
 
 def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the stages' gradients, with each tied parameter's summed over the layers that use it."""
+    """Return the stages' gradients, in which that of a tied parameter is the sum over the layers that use it."""
     pieces: dict[tuple[int, int], torch.Tensor] = {}
     for number, (stage, gradient) in enumerate(zip(stages, gradients, strict=True)):
         for segment in stage.values.tied:

@@ -111,7 +111,7 @@ def check_as_transformers(config: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a model in bf16 as it is published: several weight files, their index, and a tokenizer's file."""
+    """Return a folder with a bf16 model as it is published: several weight files, their index, a tokenizer's file."""
     folder = tmp_path_factory.mktemp("published")
     torch.manual_seed(3)
     made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**FAMILIES["gpt2"])).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Warm processes: launchers and pods, and other processes of jobs, that are forked with torch imported.
+"""Warm processes: launchers, pods and other processes of jobs that are forked with torch already imported.
 
 An import takes longer than a small job trains, and tests start hundreds of them. A local job starts them as usual, with
 pipes, group and signals; the started process stands in for one that is forked from a process with all imports. A test

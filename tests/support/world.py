@@ -135,7 +135,7 @@ class World:
             self.deliver() if self.pending else self.tell(Tick())
 
     def check_calm(self) -> None:
-        """Check that a coordinator with no decision due makes none, until a deadline passes."""
+        """Check that a Tick changes nothing while no decision is due, neither at once nor an hour later."""
         state = self.state
         waits = state.checkpoints.writers or state.ending.stopping
         waits = waits or gives_back(state.spec)  # which is looked at each second

@@ -98,7 +98,7 @@ class Client:
                 raise
 
     def wait(self, path: str, condition: Callable[[Json], Any], seconds: float = 300) -> Json:
-        """Poll an object until the condition holds for it, and return it. A missing object is {}."""
+        """Poll an object until the condition holds, and return it; a missing one is {}. Raises AssertionError."""
         end = time.monotonic() + seconds
         while True:
             found = self.find(path) or {}

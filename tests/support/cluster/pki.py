@@ -53,7 +53,7 @@ def create(folder: Path, clients: dict[str, str], address: str) -> Pki:
 
 
 def client(made: Pki, name: str, subject: str) -> Pair:
-    """Create the certificate of one more client."""
+    """Create key and certificate of one more client. subject: as for `create`."""
     return _leaf(made.authority.certificate.parent, name, subject, made.authority)
 
 
