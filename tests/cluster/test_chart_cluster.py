@@ -225,7 +225,7 @@ def shell(cluster: Cluster, tmp_path: Path) -> Shell:
 
 
 def made_by_kubectl(release: Release, shell: Shell, folder: Path) -> Job:
-    """Create the CRD by kubectl, and a job, which is returned. Check that Helm refuses to install or upgrade then."""
+    """Create the CRD by kubectl, and a job. Check that Helm refuses to install or upgrade then. Return the job."""
     file = folder / "bamboojob.yaml"
     file.write_text(older_crd(release))
     shell.run(f"kubectl apply --server-side -f {file}")
@@ -249,7 +249,7 @@ def applied(release: Release, job: Job) -> None:
 def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
     release: Install, shell: Shell, tmp_path: Path, major: str, server_side: bool
 ) -> None:
-    """A release adopts a CRD that kubectl created, after the commands of docs/upgrade.md for that."""
+    """A release adopts a CRD that kubectl created, once the commands of docs/upgrade.md have labelled the CRD."""
     bamboo = release(major)
     job = made_by_kubectl(bamboo, shell, tmp_path)
     commands = documented("**A CRD that kubectl has made**")

@@ -80,7 +80,7 @@ def slowed(cluster: Cluster, namespace: str, name: str, **spec: Any) -> Json:
     """Create a ConfigMap with the task `paced` and its mark, and return a manifest whose steps take a second while the
     mark is there, so that the job outlasts its losses.
 
-    It is a ConfigMap since nodes share no folder with the test, and images have no task of the tests.
+    The ConfigMap carries both, since nodes share no folder with the test, and images have no task of the tests.
     """
     data = {"paced.py": Path(paced.__file__).read_text(), MARK: ""}
     found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PACE}, "data": data}

@@ -138,7 +138,7 @@ def joined(job: Job) -> set[str]:
 
 
 def left(job: Job, workers: list[str], reason: str, preemptions: int) -> None:
-    """Check that one of the workers got a notice with this reason, and that the job is whole again without them all."""
+    """Check that one of the workers got a notice with this reason, and that the job is whole without any of them."""
     assert job.told(reason).startswith(tuple(f"{worker}: " for worker in workers))
     job.until_pods(lambda pods: not pods.keys() & set(workers) and len(pods) == 3)
     ungate(job)

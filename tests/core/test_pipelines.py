@@ -112,7 +112,7 @@ def test_the_owners_of_a_stage_share_what_a_lost_one_ran() -> None:
 
 @pytest.mark.parametrize("pipelines", [1, 4])
 def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
-    """With the gradient sums of finished groups, a loss costs under 55 % of a step on average, and under 25 % late."""
+    """Given gradient sums of finished groups, a loss costs under 55 % of a step on average, under 25 % late in it."""
     one = four_pipelines(32) if pipelines == 4 else group(4, 32)
     calm, extra = execute(one).end, list[float]()
     for stage, tenth in itertools.product(range(4), range(10)):

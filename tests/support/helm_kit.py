@@ -178,7 +178,7 @@ def _definitions(version: str) -> Any:
 def chart_for(minor: int, folder: Path, source: Path = CHART) -> Path:
     """Copy the chart, with the files that it links to, into `folder`, and return the copy. minor: the server's version.
 
-    For a server older than OLDEST_SUPPORTED the copy has no CEL rules, which that would refuse, and no `kubeVersion`.
+    For a server older than OLDEST_SUPPORTED the copy has no CEL rules, which it would refuse, and no `kubeVersion`.
     """
     copied = folder / "bamboo"
     shutil.rmtree(copied, ignore_errors=True)

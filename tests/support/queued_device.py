@@ -238,7 +238,7 @@ class QueuedJob(Job):
         return super().strikes(fault)
 
     def step_seconds(self, step: int) -> float:
-        """Return the seconds from the first stage's optimizer step of the step before to that of `step`."""
+        """Return the seconds between the first stage's optimizer steps of `step` - 1 and of `step`."""
         ends = [self.at[Fault("OptimizerStep", (0, 0), k, after=True)] for k in (step - 1, step)]
         return ends[1] - ends[0]
 

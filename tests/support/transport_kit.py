@@ -168,7 +168,7 @@ def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    """Yield a `Net` in which all but the smallest frames count as large. The sender's caller sends the smallest."""
+    """Yield a `Net` in which all but the smallest frames count as large. `send` itself sends the smallest."""
     monkeypatch.setattr(links, "LARGE_BODY", 100)
     monkeypatch.setattr(links, "AT_ONCE", 150)
     with Net() as made:

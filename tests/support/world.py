@@ -269,7 +269,7 @@ class World:
         raise AssertionError("the coordinator does not come to rest")
 
     def commit(self, checkpoint: tuple[int, CheckpointId] | None = None, *, skipped: bool = False) -> None:
-        """Let the root commit the next step. checkpoint: number of the request that made it save one, and its id."""
+        """Let the root commit the next step. checkpoint: if the step is saved, number of the request and id."""
         plan = self.state.plan
         assert plan is not None
         message = protocol.StepCommitted(

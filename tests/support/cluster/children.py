@@ -93,7 +93,7 @@ async def start(
 
 
 def entering(folder: str, mounts: Sequence[Mount], scratch: Path) -> list[str]:
-    """Return the `unshare` command to put before one that is to run in `folder` with these mounts. scratch: empty."""
+    """Return an `unshare` prefix; a command after it runs in `folder` with these mounts. scratch: an empty folder."""
     scratch.mkdir(parents=True, exist_ok=True)
     root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     triples = [

@@ -49,7 +49,7 @@ class Nodes(Protocol):
         ...
 
     def trouble(self) -> str | None:
-        """Return a text on a node or task that has ended though it never should; None if none has."""
+        """Return a text about a node or task that has ended though it never should; None if none has."""
         ...
 
 
@@ -75,7 +75,7 @@ class Host:
         logger.error("%s\n%s", self.trouble(), self.plane.tails())
 
     def trouble(self) -> str | None:
-        """Return a text on a component, node or task that has ended though it never should; None if none has."""
+        """Return a text about a component, node or task that has ended though it never should; None if none has."""
         if name := self.plane.fallen():
             return f"{name} has ended"
         return self.nodes.trouble()

@@ -67,7 +67,7 @@ class RealNodes:
                 await node.cut_power()
 
     def trouble(self) -> str | None:
-        """Return a text on a node or task that has ended though it never should; None if none has."""
+        """Return a text about a node or task that has ended though it never should; None if none has."""
         if ended := next((repr(task) for task in self._tasks if task.done()), None):
             return ended
         nodes = (name for name, node in self.nodes.items() if node.has_ended())
