@@ -1,7 +1,7 @@
-"""A job that runs once and is forked where it may take several ways, such as a kill at each of its instructions.
+"""A simulated job that forks its process (os.fork) at each branch, such as each instruction at which a worker may die.
 
-At each branch the process forks. The child takes the branch, runs the job to its end and judges it; the parent waits
-for the child and goes on undisturbed. So the common part runs once, and no branch leaves a trace in another one.
+The child takes the branch, runs the job to its end and judges it; the parent waits for the child and then continues
+without the branch. So the common part runs once, and no branch leaves a trace in another one.
 """
 
 import gc
@@ -27,12 +27,12 @@ Kind = Callable[[Fault], Hashable]
 
 
 def of_name(fault: Fault) -> Hashable:
-    """Group instructions by name and step: "after an instruction" and "before the next one" are the same moment."""
+    """Return a kill's group: the name and step of its instruction, whether the kill is before or after it."""
     return fault.name, fault.step
 
 
 def sweep(kind: Kind) -> pytest.MarkDecorator:
-    """Parametrize a test with kills at one instruction of each kind and, marked as slow, at every instruction."""
+    """Parametrize a test's `kind`, for kill_at_each: this one and, marked as slow, None (every instruction)."""
     every = pytest.param(None, marks=pytest.mark.slow, id="every")
     return pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.__name__), every])
 
@@ -40,9 +40,9 @@ def sweep(kind: Kind) -> pytest.MarkDecorator:
 def kill_at_each(
     manifest: dict[str, Any], kill: Callable[[Fault], bool], judge: Judge, kind: Kind | None = None
 ) -> dict[Fault, Any]:
-    """Run the job once with a kill at each instruction that `kill` picks, and return the answers of `judge`.
+    """Run the job once for each instruction that `kill` picks, with a kill there, and return the results of `judge`.
 
-    judge: raises if the ended job is wrong, which this function raises as AssertionError; its answer must be picklable.
+    judge: checks an ended job, and returns a picklable result; its exception is raised here as AssertionError.
     kind: if given, only one instruction of each kind is tried.
     """
     if kind is not None:
@@ -59,9 +59,9 @@ def kill_at_each(
 
 
 def each_way(make: Callable[[], "BranchingJob"], judge: Judge) -> dict[Any, Any]:
-    """Return the answers of `judge` for each branch of the job, by the branches' names.
+    """Run the job to its end once for each of its branches, and return the results of `judge` by the branches' names.
 
-    The job without any branch is not judged. See kill_at_each for `judge`.
+    The job without any branch is not judged. make: creates the job. judge: as in kill_at_each.
     """
     first = make()
     first.judge = judge

@@ -1,4 +1,4 @@
-"""A job in which one bit flips at a chosen place, without any error, on the real coordinator and engines."""
+"""A simulated job with one silent bit flip at a chosen place (data corruption), with real coordinator and engines."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ MANTISSA = 23  # bits of a number of fp32; those above are of its exponent
 
 
 class Place(StrEnum):
-    """The place of a bit flip, named as in the table of the docs."""
+    """A tensor in which a bit can flip during training."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer state"
@@ -168,8 +168,8 @@ class FlippedJob(Job):
         return role.owner if self.flip.owner else (role.shadow or role.replicas[0])
 
     def flips_now(self, place: Place, worker: str, stage: int, step: int, microbatch: int) -> bool:
-        """Return whether the bit flips in this call: only the first time, or always on that worker if `every_time` is
-        set.
+        """Return whether the bit flips at this point, and count the flip. It flips once or, if `every_time` is set, at
+        every such point of the worker in which it flipped first.
         """
         wanted = (self.flip.place, self.flip.stage, self.flip.step, self.flip.microbatch)
         if (place, stage, step, microbatch) != wanted or self.state.plan is None:

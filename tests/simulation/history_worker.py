@@ -1,4 +1,4 @@
-"""A worker's part in the job's history, without threads, and a callback that records its calls."""
+"""A simulated worker's history keeper and followers, without threads, and a callback that records its calls."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -39,7 +39,7 @@ class TestTurns(TurnThread):
 
 
 class HistoryWorker:
-    """A worker's history keeper and followers. After the worker is killed, they take no more turns."""
+    """A worker's history keeper and its followers, which call the job's callbacks. `turn` runs them all."""
 
     def __init__(
         self,

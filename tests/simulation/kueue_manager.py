@@ -61,7 +61,7 @@ def holds_quota(pod: Mapping[str, Any]) -> bool:
 
 
 def queue_order(pod: Mapping[str, Any]) -> Order:
-    """Order pods of the same priority by whole seconds of creation, then by UID."""
+    """Return the sort key of a pod among pods of the same priority: creation time in whole seconds, then UID."""
     return pod["metadata"]["creationTimestamp"], pod["metadata"]["uid"]
 
 
@@ -81,7 +81,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The condition TerminationTarget on a pod, and its deletion with its own grace period."""
+    """The eviction of a pod: the condition TerminationTarget, and a deletion with the pod's own grace period."""
 
     pod: Json
     reason: str
@@ -112,10 +112,10 @@ class Outsider:
 
 @dataclass(slots=True)
 class Manager:
-    """Kueue's manager.
+    """Kueue's manager, which admits and preempts pods.
 
-    quota: in pods. classes: priorities by WorkloadPriorityClass. order: of pods of the same priority. stopped: whether
-    the ClusterQueue is drained, and admits no pod.
+    quota: in pods. classes: priorities by WorkloadPriorityClass. order: sort key of pods of the same priority. stopped:
+    whether the ClusterQueue is drained: pods with quota are evicted, and no pod is admitted.
     """
 
     quota: int
@@ -130,7 +130,7 @@ class Manager:
         return sum(map(holds_quota, pods)) + sum(one.pods for one in self.outsiders.values() if one.admitted)
 
     def step(self, pods: Iterable[Mapping[str, Any]]) -> list[Action]:
-        """Return the manager's next actions, if its caches show these pods."""
+        """Return the manager's next actions, given the pods in its caches."""
         managed = [dict(pod) for pod in pods if is_managed(pod)]
         actions: list[Action] = [
             Finalize(pod)

@@ -27,18 +27,18 @@ class MemoryNetwork:
         self._alive: dict[WorkerId, MemoryTransport] = {}
 
     def attach(self, worker: WorkerId, deliver: Deliver) -> "MemoryTransport":
-        """Add a worker and return its transport. A worker is never attached again."""
+        """Add a worker and return its transport. Callers attach each worker only once."""
         self._alive[worker] = MemoryTransport(self, worker, deliver)
         return self._alive[worker]
 
     def kill(self, worker: WorkerId) -> None:
-        """Cut a worker off. Frames that it had sent still arrive."""
+        """Cut a worker off. Workers that know it get the frames that it has sent, and then LinkDown."""
         if self._alive.pop(worker, None):
             down = LinkDown(worker)
             self._queue.extend((to, down) for to, other in self._alive.items() if worker in other.known)
 
     def pump(self) -> int:
-        """Deliver all queued events, and the events that they cause, and return their number."""
+        """Deliver all queued events, and the events that they cause, and return the number of delivered events."""
         count = 0
         while self._queue:
             to, event = self._queue.popleft()
@@ -49,7 +49,7 @@ class MemoryNetwork:
         return count
 
     def send(self, sender: "MemoryTransport", peer: WorkerId, frame: Frame) -> None:
-        """Send a frame; for transports only."""
+        """Queue a frame; drop it if a worker was killed or the sender does not know the peer. For transports only."""
         if sender.worker in self._alive and peer in sender.known and peer in self._alive:
             self._queue.append((peer, Arrived(sender.worker, travelled(frame))))
 
@@ -59,7 +59,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """One worker's transport."""
+    """One worker's transport on a MemoryNetwork; implements `Transport`."""
 
     def __init__(self, network: MemoryNetwork, worker: WorkerId, deliver: Deliver) -> None:
         self.worker, self.deliver = worker, deliver

@@ -3,10 +3,10 @@
     python tests/simulation/operator_simulate.py --seed 7 [--verbose]
     python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going] [--then --seeds ...]
 
---regression: the disturbances are those of a scenario that went wrong once; with --seeds, "all" is each of them.
---grids: the coordinator chooses the grid of each job, of all that its workers can run.
---queues: the job is in a queue of Kueue, whose manager is played.
---then: what follows is done next, in the same process; a line that begins with $ is before each.
+--regression: repeats the disturbances of a scenario that failed once; with --seeds, "all" repeats each such scenario.
+--grids: the coordinator chooses the grid (stages and pipelines) of each job among all that its workers can run.
+--queues: the job is in a queue of Kueue, whose manager is simulated.
+--then: separates commands, which run one after the other in one process; each is printed before it runs, after a $.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def main(given: Sequence[str]) -> int:
 
 
 def one_after_the_other(given: Sequence[str]) -> int:
-    """Run each of the commands that THEN separates."""
+    """Run the commands that THEN separates, in order, and return 0 if all have succeeded."""
     failed, rest = 0, list(given)
     while rest:
         here = rest.index(THEN) if THEN in rest else len(rest)

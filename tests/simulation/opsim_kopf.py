@@ -1,4 +1,4 @@
-"""Events for an operator's handlers and indices, passed on as kopf does, at once and without a watch."""
+"""A stand-in for kopf, which passes changes to the operator's handlers and indices at once, without a watch."""
 
 from collections.abc import Coroutine
 from typing import Any
@@ -22,7 +22,7 @@ RESOURCES = {
 
 
 def pod_event(cluster: ClusterIndices, kind: str | None, pod: Object) -> None:
-    """Put a change of a pod into the index, and call no handlers."""
+    """Apply a change of a pod to the indices, and call no handlers. kind: the event's type, such as DELETED."""
     if kind == "DELETED":
         cluster.indexers.discard(kopf.Body(pod))
         cluster.pod_deleted(pod)
@@ -34,7 +34,7 @@ def pod_event(cluster: ClusterIndices, kind: str | None, pod: Object) -> None:
 
 
 def node_event(cluster: ClusterIndices, kind: str | None, node: Object) -> None:
-    """Put a change of a node into the index, and call no handlers."""
+    """Apply a change of a node to the indices, and call no handlers. kind: the event's type, such as DELETED."""
     if kind == "DELETED":
         cluster.indexers.discard(kopf.Body(node))
         cluster.node_deleted(node["metadata"]["name"])

@@ -32,9 +32,7 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time. grid: seconds between the moments at which callbacks run together; 0: at any
-    time.
-    """
+    """An event loop in virtual time. grid: if not 0, callbacks run only at multiples of this number of seconds."""
 
     def __init__(self, grid: float) -> None:
         self._jumping, self._grid, self._calls = _Jumping(), grid, count()

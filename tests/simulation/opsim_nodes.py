@@ -63,7 +63,7 @@ class Nodes:
             self._soon(0.0, 0.3, self._terminate, pod)
 
     def deleted(self, pod: Object) -> None:
-        """Kill the process of a deleted pod, also if its node has not heard of the deletion before."""
+        """Kill the process of a deleted pod, even if its kubelet has not seen the request to delete it."""
         self._pods.pop(pod["metadata"]["uid"], None)
         self._soon(0.0, 2.0, self._kill, pod["metadata"]["uid"])
 
@@ -115,7 +115,7 @@ class Nodes:
     # the end
 
     def ended(self, pod: Object, code: int | None) -> None:
-        """Report the end of a pod's process to the API server, if the pod's node works."""
+        """Report the end of a pod's process to the API server, if its node works. code: None counts as SIGKILL."""
         if self._works(pod):
             exit_code = 137 if code is None else code if code >= 0 else 128 - code
             self._soon(0.0, 0.5, self._report, pod, exit_code)
@@ -159,7 +159,7 @@ class Nodes:
         return self._node(pod) is not None and pod["spec"]["nodeName"] not in self._dead
 
     def take(self, pod: Object, seconds: float, stays: bool) -> None:
-        """Taint the pod's node for `seconds`, and then remove the taint if the node stays, or else the node."""
+        """Taint the pod's node for `seconds`, then remove the taint (`stays`) or the node. Skip a tainted node."""
         node = self._node(pod)
         if node is None or node["spec"].get("taints"):
             return

@@ -26,7 +26,7 @@ CLASSES = {"needed": 10, "growth": 1}
 
 
 class SimQueue:
-    """A Kueue queue. away: Kueue does not answer, and creates, admits, preempts and finalizes no pod."""
+    """A Kueue queue. away: Kueue is down; its webhook refuses new pods, and its manager does nothing."""
 
     def __init__(self, simulation: "OperatorSimulation", quota: int) -> None:
         self._simulation = simulation
@@ -41,7 +41,7 @@ class SimQueue:
                 self._cycle()
 
     def admit(self, pod: Object) -> Object:
-        """Admit a new pod to the API server as Kueue's webhook does."""
+        """Return a new pod as Kueue's webhook changes it. Raises ApiError (500) while Kueue is down."""
         if self.away:
             raise ApiError(500, "InternalError", 'Internal error occurred: failed calling webhook "mpod.kb.io"')
         return defaulted(pod)

@@ -72,7 +72,7 @@ LONG_SECONDS = 900.0  # that nobody reaches the operator; longer than silent wor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """A disturbance of a job, at a time."""
+    """A disturbance of a simulated job: its kind, and when it begins and how long it lasts, in virtual seconds."""
 
     kind: DisturbanceKind
     # at, seconds: when, and how long it lasts
@@ -175,7 +175,7 @@ def scenario(seed: int, *, chooses: bool = False, queued: bool = False) -> Clust
 
 
 def _disturbances(rng: random.Random, kinds: Sequence[DisturbanceKind]) -> tuple[Disturbance, ...]:
-    """Draw the disturbances, of which many follow closely on the previous one."""
+    """Draw the disturbances of a run, in order of time; many follow closely on the previous one."""
     disturbances: list[Disturbance] = []
     at = rng.uniform(0.0, 30.0)
     for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8))):
@@ -242,5 +242,5 @@ REGRESSIONS = {  # that went wrong once
 
 
 def regression(name: str, seed: int, *, chooses: bool = False) -> ClusterScenario:
-    """Return the job of that seed with the disturbances of a scenario that failed once."""
+    """Return the job of a seed, as `careful`, with the disturbances of REGRESSIONS[name], which once failed."""
     return replace(scenario(seed, chooses=chooses), disturbances=REGRESSIONS[name], careful=True)

@@ -36,8 +36,7 @@ def refusal(status: int, reason: str, name: str = "") -> ApiError:
 class Watch:
     """A watch of objects of one kind.
 
-    show: called with a change and the object, in the order of an object's changes; the change is None for a listed
-    object.
+    show: called with the type of a change (None for a listed object) and the object, in the order of its changes.
     """
 
     def __init__(self, loop: VirtualLoop, rng: random.Random, show: Callable[[str | None, Object], None]) -> None:
@@ -48,7 +47,7 @@ class Watch:
         self.listening = False
 
     def changed(self, kind: str | None, thing: Object) -> None:
-        """Schedule the notification of a change. Changes of an object with another UID do not wait for it."""
+        """Schedule the notification of a change, unless interrupted. Changes of one object keep their order."""
         if not self.listening:
             return
         uid, when = thing["metadata"]["uid"], self._loop.time() + 10 ** self._rng.uniform(-3, -0.3)
@@ -66,7 +65,7 @@ class Watch:
             self._loop.call_later(seconds, self.list, self._connection)
 
     def list(self, connection: int | None = None) -> None:
-        """List all objects, if the watch was interrupted. Earlier notifications still arrive."""
+        """Resume an interrupted watch: schedule notifications of all objects. Earlier notifications still arrive."""
         if not self.listening and connection in (None, self._connection):
             self.listening = True
             for thing in self.objects.values():
@@ -114,7 +113,7 @@ class Server:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """Answer a request after a delay. By the probability `trouble` the request, or only its answer, is lost."""
+        """Answer a request after a delay. With probability `trouble`, raise an error before or after its effect."""
         if self._called and method != "GET" and not place.endswith(("/status", "/tokenreviews")):
             self._called(method, place)
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
@@ -249,7 +248,7 @@ class Server:
             self.modified("pods", pod)
 
     def delete_in_foreground(self, job: Object) -> None:
-        """Delete a job that stays until its pods are gone."""
+        """Mark a job as deleted in the foreground: it stays until its pods are gone."""
         job["metadata"] |= {"deletionTimestamp": self._later(0), "finalizers": ["foregroundDeletion"]}
         self.modified("bamboojobs", job)
 
@@ -265,7 +264,7 @@ class Server:
             self._tell(kind, "DELETED", thing)
 
     def finalize(self, pod: Object, finalizer: str) -> None:
-        """Remove a pod's finalizer, and the pod if it has no other reason to stay."""
+        """Remove one finalizer from a pod, and then the pod if `remove` had left it only because of its finalizers."""
         pod["metadata"]["finalizers"] = [one for one in pod["metadata"]["finalizers"] if one != finalizer]
         if pod["metadata"]["uid"] in self._removed:
             self.remove("pods", pod)

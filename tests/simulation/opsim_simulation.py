@@ -40,7 +40,7 @@ ALONE_SECONDS = 40.0  # more than a watch is interrupted, an API server slow, or
 
 
 class Failure(AssertionError):
-    """A violation of the rules of a scenario by the operator."""
+    """Raised if the operator breaks a rule that holds in every run."""
 
 
 class OperatorSimulation:
@@ -141,7 +141,7 @@ class OperatorSimulation:
                 raise Failure(f"the workers have been left alone for {ALONE_SECONDS:g} s")
 
     async def _until(self, problem: Callable[[], str | None], seconds: float) -> None:
-        """Wait until the check has found no problem three times in a row. Raises Failure."""
+        """Wait until `problem` returns None three times in a row. Raises Failure after `seconds` or a failed check."""
         end, good = self.loop.time() + seconds, 0
         while good < 3:
             if self.failure:
@@ -152,7 +152,7 @@ class OperatorSimulation:
             await asyncio.sleep(1.0)
 
     def _at_rest(self) -> str | None:
-        """Return why the job has neither ended nor everything that it wants; None if it has."""
+        """Return what the job still lacks to be as its spec says, in words; None if it lacks nothing or has ended."""
         if self._over() is None:
             return None
         runner, living = self.runner, self.living_pods()
@@ -184,8 +184,8 @@ class OperatorSimulation:
         return "; ".join(wrong) or None
 
     def _allowed_pipelines(self, spec: JobSpec) -> range:
-        """Return the allowed numbers of pipelines when all workers train: the most, or any up to it if the coordinator
-        chooses.
+        """Return the numbers of pipelines that a job whose workers all train may have: the maximum, or any number up to
+        the maximum if the coordinator chooses the grid.
         """
         most = most_pipelines(spec)
         return range(1 if self.scenario.chooses else most, most + 1)
@@ -268,7 +268,7 @@ class OperatorSimulation:
     # the cluster
 
     def _called(self, method: str, place: str) -> None:
-        """Fail if the operator deletes the pod of a worker that trains, instead of letting it go first."""
+        """Fail the run if the operator deletes the pod of a worker that still trains, and so has not left yet."""
         runner, (_, kind, name) = self.runner, place.rsplit("/", 2)
         if runner is None or runner.ending or (method, kind) != ("DELETE", "pods"):
             return
@@ -302,7 +302,7 @@ class OperatorSimulation:
         return [pod for pod in self.pods.objects.values() if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
 
     def collect(self, pod: Object) -> None:
-        """Delete a pod whose owner is gone, after some seconds."""
+        """Delete a pod whose owner is gone, within 3 s, as the garbage collector does."""
         self.loop.call_later(self.rng.uniform(0.0, 3.0), self.server.delete, "pods", pod)
 
     def _start(self, pod: Object) -> Process:

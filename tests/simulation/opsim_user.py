@@ -25,7 +25,7 @@ LOSSES = (
 
 
 class User:
-    """The user and the cloud. harmed: whether a loss took something that the job needs, so that the job may fail."""
+    """The job's user and the cloud. harmed: whether a loss may have taken state without which the job fails."""
 
     def __init__(self, simulation: "OperatorSimulation") -> None:
         self._simulation, self._loop = simulation, simulation.loop
@@ -62,7 +62,7 @@ class User:
         handlers.get(disturbance.kind, self._lose)(disturbance)
 
     async def heal(self) -> None:
-        """End all disturbances except those under way, such as the end of a node."""
+        """End all disturbances but deletions under way; create the job again if deleted, resume it, mend its spec."""
         self._simulation.log("all trouble is over")
         self._healed = True
         simulation, server = self._simulation, self._simulation.server
@@ -122,7 +122,7 @@ class User:
         self.edit(lambda spec: spec["elastic"].update(maxWorkers=workers))
 
     def _roll(self, disturbance: Disturbance) -> None:
-        """Roll out an image. Mostly it works; otherwise the user mends it later."""
+        """Change the workers' image; in two of five cases to a broken one, which the user replaces later."""
         kind = (MISSING, CRASHING, "good", "good", "good")[disturbance.number % 5]
 
         def change(spec: Object) -> None:
@@ -145,8 +145,8 @@ class User:
         self._later(disturbance, lambda: self.edit(self._mend))
 
     def _recreate(self, disturbance: Disturbance) -> None:
-        """Delete the job and create it again. In the foreground its pods are deleted first, else the garbage collector
-        deletes them later.
+        """Delete the job and create it again. With foreground deletion (even numbers) its pods are deleted first,
+        otherwise the garbage collector deletes them later.
         """
         if disturbance.number % 2 or not self._there():
             self.delete()
@@ -161,7 +161,7 @@ class User:
         )
 
     def _finalize(self, job: Object, until: float, later: float) -> None:
-        """Remove the job once its pods are gone. After the time `until` also remove pods on nodes that hang."""
+        """Remove the job once its pods are gone; after the time `until` force that. Create it again `later` s later."""
         left = self._simulation.pods_of(job)
         for pod in left if self._loop.time() > until else ():
             self._simulation.server.remove("pods", pod)

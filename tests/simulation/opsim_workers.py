@@ -42,7 +42,7 @@ class SimChannels:
         self.closed = False
 
     async def admit(self, pod: Object) -> None:
-        """Authenticate a pod. Raises Unauthorized and Unavailable."""
+        """Authenticate a pod's worker. Raises Unauthorized and Unavailable."""
         assert await self._authenticate(request_of(pod)) == pod["metadata"]["name"]
 
     def hear(self, channel: Channel, event: Event) -> None:
@@ -96,8 +96,8 @@ class DoorChannel(Channel):
 class Workers:
     """The workers of one job.
 
-    checks: made on their reports. work: of each layer, if layer times are measured. broken: called with exceptions that
-    the product raised.
+    checks: invariants of their reports. work: relative work of each layer, if layer times are measured. broken: called
+    with the text of an exception that the product raised.
     """
 
     def __init__(

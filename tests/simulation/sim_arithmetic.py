@@ -3,7 +3,7 @@
 Every value is a hash of all that went into it, so a contribution that is lost, doubled, stale or of another
 microbatch changes all that follows. Within a group of microbatches the gradient's accumulation depends on the order
 (g = g * FACTOR + h mod PRIME). Groups, and the stages of a tied parameter, are summed in float32 as in the product:
-one group's sum is exact there, and those of several are rounded, so the order of the sum shows.
+the sum of one group is exact, but sums over several groups are rounded, so the order of the additions shows.
 """
 
 import math
@@ -95,7 +95,7 @@ class Arithmetic:
         return sum(self.weight(m) for m in range(self.microbatches))
 
     def added(self, layer: int, step: int, microbatch: int, given: int) -> float:
-        """Return a layer's own loss, which is added to the loss of a microbatch."""
+        """Return the auxiliary loss of a layer, which is added to the loss of a microbatch."""
         return hash((9, layer, step, microbatch, given)) % 1_000_003 / 1024
 
     def loss(self, output: int, step: int, microbatch: int) -> float:
@@ -105,7 +105,7 @@ class Arithmetic:
         return float(output % 1_000_003)
 
     def backward(self, state: int, place: tuple[int, int, int], given: int, gradient: int) -> tuple[int, list[int]]:
-        """Return the gradient of the inputs, and the term that the accumulator gets. place: layer, step, microbatch."""
+        """Return the gradients of a layer's input and of its parameters. place: layer, step, microbatch."""
         seed = hash((state, 3, *place, given, gradient))
         return hash((seed, 4)), [hash((seed, 5, i)) % PRIME for i in range(self.sizes[place[0]])]
 
@@ -120,7 +120,7 @@ class Arithmetic:
         return hash((state, 6, version, norm, *(int(g) for g in gradient)))
 
     def remembered(self, told: int, loss: float | None) -> int:
-        """Return what the task's decisions remember after a step, as a number. loss: None if it is not finite."""
+        """Return the number that decisions remember after a step. told: the previous one. loss: None if not finite."""
         return hash((10, told, loss or 0.0)) % 1_000_003
 
     def digest(self, state: int, version: int) -> str:

@@ -41,7 +41,7 @@ class Checks:
         self.epoch = plan.epoch
 
     def taken_over(self, taken: Takeover) -> None:
-        """Check that a worker that reports a takeover is the heir in the plan that its report names."""
+        """Check that a worker that reports a takeover owns the cell in the plan that its report names."""
         heir = self.plans[taken.epoch].at(Cell(taken.pipeline, taken.stage)).owner
         if heir != taken.worker:
             raise Violation(f"{taken.worker} reports a takeover that plan {taken.epoch} left to {heir}: {taken}")
@@ -97,7 +97,7 @@ class Checks:
                 raise Violation(f"the state after step {step} has the metrics {metrics}, not {expected}")
 
     def told(self, node: "Node") -> None:
-        """Check that the heir reports a takeover with its last instruction of the step, before the cell moves on."""
+        """Check that a worker that has taken over a cell reports this by the time it has finished the step."""
         parts = node.engine.components if node.engine else None
         for run in parts.executor.cells.values() if parts else ():
             if run.program and run.next is None and run.takeover:
@@ -112,9 +112,7 @@ class Checks:
                 raise Violation(f"{node.name} has gradients for stage {stage}, not the commit of {state.version}")
 
     def settled(self, nodes: Sequence["Node"], steps: int) -> None:
-        """Check, once a job is complete and quiet, that every replica holds its owner's state and that the owner knows
-        it.
-        """
+        """Check, once a job is complete and quiet, that replicas hold the last state and that owners know this."""
         engines = {n.name: n.engine.components for n in nodes if n.alive and not n.frozen and n.engine}
         owners = {name: parts for name, parts in engines.items() if parts}
         for name, owner in owners.items():
@@ -213,7 +211,7 @@ def _spared(job: "Simulation") -> bool:
 
 
 def _avoidable(job: "Simulation") -> str | None:
-    """Return by what means an unrecoverable job could have gone on: a checkpoint, or living holders of all layers."""
+    """Return a problem if the job ended as unrecoverable though a checkpoint or living workers had all layers."""
     usable_checkpoints = [one for one in job.store.committed if one not in job.store.damaged]
     if usable_checkpoints and job.scenario.checkpoints:
         return f"Unrecoverable, though there are the checkpoints {usable_checkpoints}: {job.finish}"

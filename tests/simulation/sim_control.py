@@ -127,7 +127,7 @@ class Channel:
         self.clock.after(self.rng.uniform(*BACKOFF_SECONDS) * 0.2, self.connect)
 
     def die(self, noticed: float, flush: bool) -> None:
-        """End the channel with the worker's process. flush: whether the messages that it sent still arrive."""
+        """End the channel with its worker. flush: messages on their way arrive; otherwise only in half of cases."""
         if self.ended:
             return
         if flush:
@@ -143,7 +143,7 @@ class Channel:
         self._write()
 
     def restarted(self, seconds: float) -> None:
-        """Drop the connection because the coordinator's process has ended. A new one accepts it after `seconds`."""
+        """Drop the connection, as the coordinator's process has ended. The worker can reconnect after `seconds`."""
         self.open = False
         self.lost = self.connection
         self.cut(seconds, 0.0)

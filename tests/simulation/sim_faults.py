@@ -83,8 +83,8 @@ class Fault:
 class Scenario:
     """A job and its faults.
 
-    care: the faults that wait. 0: none. 1: kills that would take a stage's last copy known to the coordinator. 2: every
-    fault, until the job has recovered from the previous one; then no loss excuses an unrecoverable job.
+    care: which faults wait. 0: none. 1: kills that would take the last copy of a stage that the coordinator knows. 2:
+    every fault, until the job has recovered from the previous one; an unrecoverable job is then always a failure.
     """
 
     seed: int
@@ -232,7 +232,7 @@ def _with_callbacks(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_value(job: Scenario) -> Scenario:
-    """Measure layer times as with stragglers, and make the job longer, so that a choice by value takes effect."""
+    """Let the coordinator choose the grid by value (objective Value), in a job long enough for that to take effect."""
     longer = replace(job.arithmetic, steps=job.arithmetic.steps + 24)
     return replace(job, chooses="Value", arithmetic=longer)
 
@@ -252,7 +252,7 @@ def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_stragglers(job: Scenario, rng: random.Random) -> Scenario:
-    """Make a long job with a worker that is slow early, then the other faults and further slow workers."""
+    """Return a long job in which every second fault slows a worker down, the first one early."""
     a, stages = job.arithmetic, min(job.arithmetic.stages, 4)
     pipelines = a.pipelines if stages * a.pipelines <= 6 and not job.elastic else 1
     microbatches, layers = max(pipelines, min(a.microbatches, 4)), stages * rng.choice((2, 3))
@@ -393,7 +393,7 @@ def _with_schedules(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _at_parts(rng: random.Random, fault: Fault) -> Fault:
-    """Turn a kill at a forward or backward into one at a part of a backward, or at a whole one."""
+    """Return the fault; a kill at a forward or backward becomes a kill at a whole backward or at a part of one."""
     when, _, name = fault.name.partition(" ")
     parts = ("Backward", "BackwardRest", "BackwardInput", "BackwardInput", "BackwardWeight", "BackwardWeight")
     return replace(fault, name=f"{when} {rng.choice(parts)}") if name in ("Forward", "Backward") else fault

@@ -1,4 +1,4 @@
-"""The workers that really hold each state, which may be others than the coordinator believes."""
+"""The workers that really hold each state, which may differ from what the coordinator knows."""
 
 from collections.abc import Iterable
 
@@ -23,7 +23,7 @@ def usable(node: Node, stage: int, commit: int) -> bool:
 
 
 def holders(nodes: Iterable[Node], gone: frozenset[WorkerId], layer: int, commit: int) -> list[WorkerId]:
-    """Return the workers that hold a layer, as part of a stage or as a copy for a new split."""
+    """Return the workers not in `gone` that hold usable state of a layer, in a stage or as a copy for another split."""
     return [n.name for n in nodes if n.name not in gone and (_in_stage(n, layer, commit) or _copied(n, layer, commit))]
 
 
@@ -42,7 +42,7 @@ def _copied(node: Node, layer: int, commit: int) -> bool:
 
 
 def would_orphan(state: CoordinatorState, victims: set[WorkerId]) -> bool:
-    """Return whether the loss of these workers would leave a cell without an heir that the coordinator knows."""
+    """Return whether losing these workers leaves a cell that nobody can take over, as far as the coordinator knows."""
     plan = state.plan
     if plan is None:
         return False

@@ -71,7 +71,7 @@ class FaultInjector:
         self._strike(fault, node)
 
     def instruction(self, node: "Node", what: str, step: int) -> bool:
-        """Return whether the injector kills a worker at this instruction."""
+        """Return whether a fault now kills the worker. what: the instruction, such as "before Forward"."""
         return self._sprung(node, FaultKind.KILL_AT, what, step)
 
     def frame(self, node: "Node", kind: str) -> bool:
@@ -234,7 +234,7 @@ class FaultInjector:
                 return [node]
 
     def _doom(self, node: "Node", seconds: float) -> None:
-        """Kill the worker after `seconds`, whether it has left or not."""
+        """Kill the worker after `seconds`, even if it is still training."""
         self.job.clock.after(seconds, partial(node.end, -9))
 
     def _freeze(self, node: "Node", seconds: float) -> None:

@@ -134,7 +134,7 @@ class Simulation:
         return quiet > PATIENCE_SECONDS + (ALONE_SECONDS if alone else 0.0)
 
     def _settle(self) -> None:
-        """Let the job go on without faults after its end, so that every replica finishes, too."""
+        """Run on without faults after the end of the job, so that all replicas finish, and check their states."""
         self.injector.over()
         until = self.clock.now + SETTLE_SECONDS
         while self.failure is None and self.clock.now < until and self.clock.advance():
@@ -314,7 +314,7 @@ class Simulation:
         return self.injector.instruction(node, what, step)
 
     def turned(self, node: Node) -> None:
-        """Check the invariants after a worker's turn, or its death in it."""
+        """Check the invariants after a worker's turn, even if the worker has died in it."""
         if node.alive:
             self.checked(self.checks.told, node)
         self.checked(self.checks.agreed, node, lambda w: self.nodes[w].alive and w not in self.state.membership.gone)
@@ -355,8 +355,8 @@ class Simulation:
 
 
 class _Alarm(logging.Handler):
-    """A log handler that fails the run when the product logs a warning or an error, except for a store that refuses
-    reads by the scenario.
+    """A log handler that fails the run when the product logs a warning or an error, except the warning of a checkpoint
+    that cannot be read when the scenario lets reads fail.
     """
 
     def __init__(self, job: Simulation) -> None:

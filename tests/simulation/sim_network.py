@@ -27,7 +27,7 @@ Key = tuple[WorkerId, WorkerId, Lane]
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """A link between two simulated workers."""
+    """A simplex link for one lane, from one simulated worker to another."""
 
     key: Key
     latency: float
@@ -253,7 +253,7 @@ class Network:
             self._attempt(link)
 
     def cut(self, sender: WorkerId, receiver: WorkerId, lanes: tuple[Lane, ...], seconds: float) -> None:
-        """Allow no connection in this direction for a while, and lose the frames on their way."""
+        """Break the links from sender to receiver, losing frames on their way, and allow no new link for `seconds`."""
         for lane in lanes:
             self.cuts[(sender, receiver, lane)] = self.clock.now + seconds
             end = self.ends.get(sender)
@@ -262,7 +262,7 @@ class Network:
                 self._break(link, (self._soon(), self._soon()))
 
     def stall(self, sender: WorkerId, receiver: WorkerId, seconds: float) -> None:
-        """Delay all frames that are sent from now on; none is lost."""
+        """Hold back all frames that the sender sends to the receiver until `seconds` have passed; none is lost."""
         for (peer, _), link in self.ends[sender].outbound.items() if sender in self.ends else []:
             if peer == receiver:
                 link.latest = max(link.latest, self.clock.now + seconds)

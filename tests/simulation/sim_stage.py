@@ -81,7 +81,7 @@ def _at_once(layer: int, share: float) -> None:
 
 
 class StandInValues:
-    """A stand-in for a stage's values, of some layers of the model, that compares all its inputs with the oracle."""
+    """A stand-in for `StageValues` (parameters and optimizer), which compares its inputs with the oracle."""
 
     def __init__(self, oracle: Oracle, stages: Sequence[tuple[int, int]], stage: int) -> None:
         self.oracle, self.arithmetic, self._stages = oracle, oracle.arithmetic, tuple(stages)
@@ -97,7 +97,7 @@ class StandInValues:
 
     @property
     def buckets(self) -> tuple[slice, ...]:
-        """The buckets: one for each layer of a first stage, the last layer first."""
+        """The gradient's buckets: one per layer in the first stage, last layer first; one in any other."""
         if self.first > 0:
             return (slice(0, self.size),)
         ends = accumulate((self.arithmetic.sizes[layer] for layer in self.mine), initial=0)
@@ -210,7 +210,7 @@ class StandInValues:
 
 
 class StandIn:
-    """A stand-in for a Stage. spend: called with a layer and the passing time, in multiples of its forward's."""
+    """A stand-in for a Stage. spend: called with a layer and its work's time, in multiples of its forward's."""
 
     def __init__(self, values: StandInValues, spend: Callable[[int, float], None] = _at_once) -> None:
         self.values, self._a, self._oracle, self._spend = values, values.arithmetic, values.oracle, spend
@@ -296,8 +296,8 @@ class StandIn:
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
     ) -> Parts:
-        """Run a backward. By seed, every third microbatch cannot be split, and every fourth not be run bucket by
-        bucket.
+        """Run a backward. Depending on the seed, every third microbatch ignores `postpone`, and every fourth never runs
+        bucket by bucket.
         """
         given = [int(value) for value in work.contexts.pop(microbatch)[0][0].tolist()]
         gradient = int(gradients[0].item()) if gradients is not None else 0

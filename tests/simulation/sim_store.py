@@ -93,7 +93,7 @@ class SimStore:
         writer.tell(protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None)))
 
     def read(self, checkpoint: CheckpointId, layers: Iterable[int]) -> dict[int, LayerState]:
-        """Return the states of layers. Raises RestoreError."""
+        """Return the states of a checkpoint's layers. Raises RestoreError if damaged or, by chance, unreadable."""
         if checkpoint not in self.committed:
             raise Violation(f"{checkpoint} is read, which was never committed")
         if checkpoint in self.damaged:
@@ -104,8 +104,8 @@ class SimStore:
         return {layer: self.parts[checkpoint][layer] for layer in layers}
 
     def _later(self, writer: Writer, action: Callable[[], None]) -> None:
-        """Call a function when the store has done its work, if the worker still lives. For a frozen worker call it
-        later.
+        """Call `action` after the store's delay, if the worker still lives then; for a frozen worker, once it has
+        thawed.
         """
 
         def due() -> None:

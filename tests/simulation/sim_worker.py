@@ -1,7 +1,7 @@
 """One simulated worker: the real Engine between a simulated transport and a simulated control channel.
 
-It repeats the loop of `bamboo_trainer.worker.agent.WorkerAgent` in virtual time: take in what has arrived, do one piece
-of work. The time of a piece is random.
+Like the loop of `bamboo_trainer.worker.agent.WorkerAgent`, each turn handles what has arrived and then does one piece
+of work. Time is virtual; a piece of work takes a random time.
 """
 
 import random
@@ -326,7 +326,7 @@ class Node:
         self.around.store.keep(self, checkpoint, states)
 
     def tell(self, message: Message) -> None:
-        """Send a message. If it is about checkpoints, the channel sends it again after a reconnection."""
+        """Send a message about checkpoints. The last four such messages are sent again after each reconnection."""
         self.told = [*self.told[-3:], message]
         self.channel.tell(message)
 

@@ -4,9 +4,9 @@
     python tests/simulation/simulate.py --seeds 0:100000 [--keep-going]
     python tests/simulation/simulate.py --seeds 0:1000 --record FILE
 
-Each kind of scenario has a flag; any of them go together.
+Each kind of scenario has a flag; flags can be combined.
 --record: writes a line for each seed, with a hash of its events (every frame that is sent, every instruction and
-message, with their times): a change that is to change no behaviour leaves the file as it was.
+message, with their times). A change that must not change the behaviour leaves the file unchanged.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def kinds_of(arguments: argparse.Namespace) -> tuple[Kind, ...]:
 
 
 def shrink(job: Scenario) -> Scenario:
-    """Drop faults from the scenario while the run still fails, and return the smallest one."""
+    """Drop faults from a failing scenario as long as its run still fails, and return the smaller scenario."""
     smaller = True
     while smaller:
         smaller = False

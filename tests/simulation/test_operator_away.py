@@ -1,6 +1,6 @@
-"""Edits of a job around the end of its operator, at every point from before the edit until it has taken effect.
+"""Edits of a job whose operator is killed shortly before or after the edit, at each of several times.
 
-The real operator in virtual time is killed at that point, and another one begins a few seconds later.
+The real operator runs in virtual time; another one starts a few seconds after the kill.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def job_of(seed: int, *, steps: int = 40, **changes: Any) -> ClusterScenario:
 
 
 class Away(OperatorSimulation):
-    """A run whose operator ends near an edit. kill_at: seconds from the edit to the operator's end, or negative."""
+    """A run whose operator is killed near an edit. kill_at: seconds after the edit; negative: before it."""
 
     def __init__(self, of: ClusterScenario, edit: Callable[[Object], None], kill_at: float, **others: Any) -> None:
         super().__init__(of, **others)
@@ -92,7 +92,7 @@ class Away(OperatorSimulation):
             self.made.append(thing["metadata"]["name"])
 
     def _look(self, node: Node) -> None:
-        """Record after a worker's turn where its training began and its newest commit."""
+        """After a worker's turn, record the first step of its plan, if it is new, and its newest committed step."""
         parts = node.engine.components if node.engine else None
         if parts is None or not node.alive:
             return
@@ -251,7 +251,7 @@ def suspend(spec: Object) -> None:
 
 
 def small_budget(spec: Object) -> None:
-    """Set a budget that is soon spent, since two workers cost 2 a second."""
+    """Set a budget that is soon spent, since two workers cost 2 per second."""
     spec["budget"] = {"money": str(MONEY)}
 
 

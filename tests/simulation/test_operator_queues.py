@@ -36,7 +36,7 @@ def of_two_stages(seed: int, *, steps: int, **changes: Any) -> ClusterScenario:
 
 
 class Queued(OperatorSimulation):
-    """A simulation of several jobs in one queue, by name, each with its section `queue`. quota: in workers."""
+    """A simulation of jobs in one Kueue queue. jobs: scenario and section `queue`, by name. quota: in workers."""
 
     def __init__(self, jobs: Mapping[str, tuple[ClusterScenario, Object]], quota: int) -> None:
         self.keys = {name: ("default", name) for name in jobs}

@@ -116,13 +116,13 @@ def test_no_seed_of_random_faults_breaks_the_protocol(kinds: tuple[Kind, ...], s
 
 
 def each(few: int, many: int) -> list[Any]:
-    """Return `many` seeds as parameters of a test, of which only the first `few` are not slow."""
+    """Return seeds 0 to `many` - 1 as parameters of a test, marked as slow except the first `few`."""
     return [*range(few), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(few, many))]
 
 
 @pytest.mark.parametrize("seed", each(1, 25))
 def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
-    """Jobs without faults end with the oracle's result. No other test uses their seeds."""
+    """No other test uses these seeds."""
     job = Simulation(scenario(10_000 + seed, Kind.ELASTIC))
     job.injector.left.clear()
     verdict = job.run()
@@ -172,7 +172,6 @@ def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: in
 
 @pytest.mark.parametrize("seed", each(1, 12))
 def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> None:
-    """A worker that sends heartbeats, but stays inside an instruction for longer than the job lasts, is replaced."""
     stages = 2 + seed % 3
     a = Arithmetic(
         seed=seed, stages=stages, pipelines=1 + seed % 2, microbatches=4, groups=2, steps=20, sizes=(2,) * stages

@@ -67,7 +67,7 @@ OPERATIONS = 1e6  # of each layer, which a worker of a cluster counts
 
 @cache
 def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> Task:
-    """Return a model of the library, made ready as workers do. Cached, since it is a function of the arguments."""
+    """Return a task of the model library, loaded and prepared as workers prepare it. Cached."""
     return settled(load_task(entrypoint, json.loads(config), training), seed)
 
 
@@ -77,7 +77,7 @@ class Killed(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kill of the worker that starts this instruction (after: that has just ended it), for the first time."""
+    """A kill of the first worker that starts this instruction or, if `after` is set, has just ended it."""
 
     name: str
     cell: Cell
@@ -217,11 +217,10 @@ class Watch:
 class Job:
     """One simulated job.
 
-    decide: called before every turn; may act on the job (kill, notice). capacity: the most workers alive at once;
-    further requests wait. store: of checkpoints, possibly with some. devices: of each worker; the parts of its stages
-    use them in turn. copies: makes the host copies of a worker that computes on the CPU alone. per_worker: devices of
-    each worker, each of which runs a part of its stage, instead of the manifest's number. layer_seconds: reported time
-    of each layer, instead of the measured one. task: replaces the manifest's.
+    decide: called before every turn; may kill workers or give them notice. capacity: the most workers alive at once;
+    further requests wait. store: the checkpoint store; None: a new one. devices: names of the devices that compute the
+    stages, in turn. copies: makes the host copies of a worker on the CPU. per_worker: devices of a worker, each with a
+    part of its stage; None: the manifest's. layer_seconds: reported seconds per layer. task: replaces the manifest's.
     """
 
     def __init__(
@@ -282,7 +281,7 @@ class Job:
         return self
 
     def strikes(self, fault: Fault) -> bool:
-        """Return whether this instruction kills its worker now: whether a fault is planned for it."""
+        """Return whether a fault is planned for this instruction, and drop the fault: it kills the worker now."""
         if fault not in self.faults:
             return False
         self.faults.remove(fault)
@@ -484,7 +483,7 @@ def job_of(task: Task, grid: tuple[int, int], steps: int, mode: str = "Replicas"
 
 
 def check_same_bits(first: Job, *others: Job) -> None:
-    """Check that all jobs complete, after their planned faults, with the same losses and weights on any grid."""
+    """Check that all jobs complete after their faults, with the losses and weights of the first, on any grid."""
     for job in (first, *others):
         assert job.outcome is Outcome.COMPLETE, job.emitted
         assert not job.faults, "it did not strike"
