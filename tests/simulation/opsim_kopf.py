@@ -68,7 +68,7 @@ class KopfEvents:
         self._handled: dict[str, int] = {}  # generations, by UID
 
     def show(self, kind: str, change: str | None, thing: Object) -> None:
-        """Put the object into the index, and then call the handlers of its event, creation or edit."""
+        """Pass on a change of an object: update the indices, then call its event, creation and update handlers."""
         metadata, body = thing["metadata"], kopf.Body(thing)
         uid = metadata["uid"]
         facts = {
@@ -100,7 +100,7 @@ class KopfEvents:
 
 
 def at_once(handler: Coroutine[Any, Any, Any]) -> Any:
-    """Run a handler that awaits nothing, and return its result."""
+    """Run a handler that must not wait, and return its result. Raises AssertionError if it waits."""
     try:
         handler.send(None)
     except StopIteration as end:

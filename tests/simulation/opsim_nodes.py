@@ -189,7 +189,7 @@ class Nodes:
         self._soon(0.0, 60.0, self._server.remove, "pods", pod)
 
     def hang(self, pod: Object, seconds: float) -> None:
-        """Stop the pod's node without deleting it. After `seconds` the pod is deleted, and stays Terminating."""
+        """Stop the pod's node without deleting it. After `seconds` delete the pod, which then stays Terminating."""
         if self._stop(pod) is None:
             return
         self._loop.call_later(seconds, self._delete, pod)

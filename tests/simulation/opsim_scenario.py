@@ -1,4 +1,4 @@
-"""Scenarios of the operator's simulation: the job of a seed and its disturbances, as pure values."""
+"""Scenarios of the operator's simulation: the job and the disturbances that a seed draws, as plain data."""
 
 import random
 from collections.abc import Sequence

@@ -254,7 +254,7 @@ class User:
             )
 
     def _lose(self, disturbance: Disturbance) -> None:
-        """Disturb one worker: its pod, its process or its node, or only a mark on the node."""
+        """Kill, freeze or delete one worker, its pod or its node, or only taint the node."""
         simulation, pods = self._simulation, self._simulation.living_pods()
         if not pods:
             return

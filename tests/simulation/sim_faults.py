@@ -1,4 +1,4 @@
-"""Scenarios of the protocol's simulation: the job of a seed and its faults, as pure values."""
+"""Scenarios of the protocol's simulation: the job and the faults that a seed draws, as plain data."""
 
 import random
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ SINGLE_KILLS = (FaultKind.KILL, FaultKind.VANISH, FaultKind.KILL_AT, FaultKind.K
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault of a scenario, which happens once."""
+    """A fault of a scenario, which strikes once: what happens to which worker, and when."""
 
     what: FaultKind
     step: int  # armed when that many steps are committed (-1: at once)
@@ -238,9 +238,9 @@ def _with_value(job: Scenario) -> Scenario:
 
 
 def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:
-    """Let half of the faults at a certain step strike the step that the early stop gives up, or the step before.
+    """End the job early: by an evaluation in two of three jobs, else by a decision; half of these evaluate nothing.
 
-    An evaluation ends two in three jobs early, and a decision the others, half of which evaluate nothing.
+    Half of the faults strike the step that the early stop gives up, or the step before.
     """
     a = job.arithmetic
     every = rng.choice([n for n in range(1, a.steps + 1) if a.steps % n == 0])
@@ -280,7 +280,7 @@ def _with_stragglers(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_measured_layers(job: Scenario, rng: random.Random) -> Scenario:
-    """Make a job long enough for grids to be compared by layer times, with many faults after that."""
+    """Make a job long enough for grids to be compared by layer times, and spread half of its faults over all steps."""
     a, steps = job.arithmetic, rng.randint(30, 45)
     stages = min(a.stages, 4)
     pipelines = a.pipelines if stages * a.pipelines <= 6 else 1
@@ -307,7 +307,7 @@ def _with_measured_layers(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_measured_stages(job: Scenario, rng: random.Random) -> Scenario:
-    """Make a job long enough for numbers of pipelines to be compared, with many faults after that."""
+    """Make a job long enough for numbers of pipelines to be compared, and spread half of its faults over all steps."""
     steps = job.arithmetic.steps + 20
     faults = [replace(f, step=rng.randint(0, steps)) if rng.random() < 0.5 else f for f in job.faults]
     work = tuple(rng.choice((1.0, 1.0, 3.0)) for _ in range(job.arithmetic.layers))
@@ -329,8 +329,8 @@ def _slow(rng: random.Random, fault: Fault, early: bool) -> Fault:
 
 
 def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
-    """Make several pipelines, half of the time of one stage; half of the kills strike workers that run a portion of a
-    lost cell.
+    """Make several pipelines, half of the time of one stage. Half of the kills at an instruction or a frame strike
+    workers that share a lost cell.
     """
     a, pipelines = job.arithmetic, rng.choice((2, 3, 3, 4, 4, 5))
     stages = min(a.stages, rng.choice((1, 1, 2, 3)))
@@ -551,7 +551,7 @@ def _faults(rng: random.Random, a: Arithmetic, restarts: bool, checkpoints: bool
 
 
 def _while_layers_travel(rng: random.Random, fault: Fault) -> Fault:
-    """Let some kills wait until layers move between workers, for a new split or from a checkpoint."""
+    """Let half of the kills at an instruction or a frame strike at a frame with layers or a request for them."""
     if fault.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) and rng.random() < 0.5:
         name = rng.choice(("LAYER", "LAYER", "LAYERS_WANTED"))
         return replace(fault, what=FaultKind.KILL_SENDING, name=name, step=0, chained=False)

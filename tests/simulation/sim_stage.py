@@ -68,7 +68,7 @@ class Unfinished:
 
 
 def remembering(told: int) -> CommonState:
-    """Return the common state of all layers in which the task's decisions remember a number."""
+    """Return a common state (equal on all stages) whose memory of the task's decisions is a number."""
     return CommonState(decided=Decided(memory={"oracle": {"told": told}}))
 
 
@@ -132,7 +132,7 @@ class StandInValues:
         """Do nothing: the values are in host memory."""
 
     def ends(self, evaluation: Mapping[str, float]) -> EarlyStop | None:
-        """Return why training ends at this state, by the oracle; None if it goes on."""
+        """Return the early stop that the oracle expects at this state; None if training goes on."""
         if self.arithmetic.left_out == 0 or self.version != self.arithmetic.steps:
             return None
         if self.arithmetic.by_decision:

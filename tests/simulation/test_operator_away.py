@@ -149,7 +149,7 @@ class OutOfMoney(Suspended):
 
 
 class SuspendedWhileTakenOver(Suspended):
-    """A scenario in which the job is suspended after another operator has begun, which may not know all workers yet."""
+    """A scenario in which the job is suspended while a new operator may not know all workers yet."""
 
     async def course(self) -> None:
         await self.stop_operator()
@@ -161,7 +161,7 @@ class SuspendedWhileTakenOver(Suspended):
 
 
 class TrainsOn(Away):
-    """A scenario in which workers follow an edit without a restart. followed: returns what is missing yet, or None."""
+    """A scenario in which workers follow an edit without a restart. followed: returns what is missing, or None."""
 
     def __init__(self, *given: Any, followed: Callable[["TrainsOn"], str | None]) -> None:
         super().__init__(*given)

@@ -29,8 +29,8 @@ def simulate(*arguments: str, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def printed() -> list[str]:
-    """Return the output of each of RUNS. One process makes them all, with the hash seed for which it would restart
-    itself, since a start takes longer than a run.
+    """Return the output of each of RUNS. One process makes all runs, since a start takes longer than a run; it gets the
+    hash seed for which it would otherwise restart itself.
     """
     text = simulate(*" --then ".join(RUNS).split(), PYTHONHASHSEED="0")
     _, *each = re.split(r"^\$ .*\n", text, flags=re.MULTILINE)

@@ -494,7 +494,7 @@ def check_same_bits(first: Job, *others: Job) -> None:
 def one_of_each_kind(
     executed: Iterable[Fault], kind: Callable[[Fault], object] = lambda fault: fault.name
 ) -> set[Fault]:
-    """Return one executed instruction of each kind, alternately an early and a late one."""
+    """Return one executed instruction of each kind, for different kinds at different points of the run."""
     by_kind: dict[object, list[Fault]] = {}
     for fault in dict.fromkeys(executed):
         by_kind.setdefault(kind(fault), []).append(fault)

@@ -125,7 +125,7 @@ class Held(nn.Module):
 
 @contextmanager
 def thread_at(work: Callable[[threading.Event, threading.Event], object]) -> Iterator[int]:
-    """Run `work` in a thread until it waits for the second event; yield the thread's identifier."""
+    """Run `work(held, free)` in a thread until it sets `held`; yield the thread's identifier, and then set `free`."""
     held, free = threading.Event(), threading.Event()
     thread = threading.Thread(target=work, args=(held, free))
     thread.start()
@@ -156,7 +156,7 @@ READY = WorkerReady(samples=12, steps=2, data=record_of(small_task(), 0))
 
 
 class Own(BaseException):
-    """An exception class that a task defines."""
+    """An exception class of a task that does not derive from Exception."""
 
 
 RAISED: dict[str, type[BaseException]] = {
@@ -185,7 +185,7 @@ def plan() -> Plan:
 class Channel:
     """A fake control channel. `answers` returns the coordinator's answers to a message.
 
-    said: the messages of the agent. sent: their names, whether they may be late, and "wake" when the channel was woken.
+    said: the messages of the agent. sent: class of each message and whether it may be late; ("wake", False) for a wake.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ TAKEN_OVER = PLAIN.taken_over()
     ],
 )
 def test_the_program_of_a_stage(order, stage, of, microbatches, expected) -> None:
-    """Later stages postpone weight gradients by more; a takeover computes them after the next input gradients."""
+    """Later stages postpone weight gradients by more microbatches in ZB-H1; a takeover in 1F1B, by one."""
     assert order.program(stage, of, microbatches) == expected
 
 
@@ -79,8 +79,8 @@ def test_all_is_done_once_in_order_and_bounded(p: int, m: int, data: st.DataObje
 def test_no_schedule_keeps_more_than_it_says(p: int, m: int, order: StageOrder, data: st.DataObject) -> None:
     """A stage keeps the activations of at most `in_flight` microbatches, never more than the first stage's limit.
 
-    Forwards and backwards come in the order of 1F1B, and weight gradients in the order of the input gradients, each
-    after its own.
+    Forwards and backwards come in the order of 1F1B, and weight gradients in the order of the input gradients; each
+    weight gradient comes after its microbatch's input gradient.
     """
     stage = data.draw(st.integers(0, p - 1))
     plain, program = one_f_one_b(stage, p, range(m)), order.program(stage, p, range(m))

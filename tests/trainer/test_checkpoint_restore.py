@@ -1,4 +1,4 @@
-"""Return of stages to a checkpoint: after a loss that redundancy does not cover, or in a new job on another grid."""
+"""Return of stages to a checkpoint: after losses that redundancy does not cover, or in a new job on another grid."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,7 +27,7 @@ def manifest(stages: int, pipelines: int, *, steps: int = STEPS, every: int | No
 
 
 def result(job: Job) -> tuple[str, dict[int, float]]:
-    """Return the bits of the whole model, and the losses of the steps of this job."""
+    """Return the digest of the whole model, and this job's losses by step."""
     return job.bits, {step: loss for step, loss in job.state.progress.losses.items() if loss is not None}
 
 
@@ -38,9 +38,7 @@ def undisturbed() -> tuple[str, dict[int, float]]:
 
 @dataclass
 class Disaster:
-    """The death of all holders of some cells at once, after a number of committed steps. stage: the stage whose cells
-    are lost; None: all workers die.
-    """
+    """A hook that kills all holders of a stage's cells after `step` committed steps. stage: None for all stages."""
 
     step: int
     stage: int | None
@@ -103,7 +101,7 @@ def test_the_last_state_is_kept_after_one_that_is_still_being_written_at_the_end
 
 
 def test_what_belongs_to_given_up_states_is_dropped_and_what_comes_early_waits() -> None:
-    """A worker drops a commit of an older origin, and does not apply a commit of a plan that it does not have yet."""
+    """A worker drops commits from before a return to a checkpoint, and does not apply commits of a plan it lacks."""
 
     def decide(job: Job) -> None:
         disaster(job)
@@ -146,8 +144,8 @@ def held(job: Job, step: int) -> set[int]:
 
 @dataclass
 class Loss(Disaster):
-    """A disaster that records the copies of the surviving workers. more: number of turns between the plan that goes
-    back and the loss of another worker. forgetful: the survivors drop their copies without a report.
+    """A disaster that records the copies of the surviving workers. more: number of turns between the plan that returns
+    to the checkpoint and the loss of another worker. forgetful: the survivors drop their copies without a report.
     """
 
     more: int | None = None

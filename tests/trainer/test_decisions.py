@@ -1,4 +1,4 @@
-"""Decisions change a training in the same way, with the same bits, on any grid and after any loss."""
+"""A task's decisions change its training in the same way, bit for bit, on any grid and after the loss of any worker."""
 
 from collections.abc import Mapping
 from typing import Any

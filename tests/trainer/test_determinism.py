@@ -26,7 +26,7 @@ from training_job import Fault, Job, job_of
 
 
 class Here(dict[int, Any]):
-    """A worker's states of stages, looked up by `here`."""
+    """A stand-in for a worker's states: a dict by stage with the method `here`."""
 
     here = dict.get
 
@@ -350,7 +350,7 @@ def test_what_begins_late_is_found_by_a_replica_another_pipeline_or_the_only_wor
     "lost", [(), (Fault("ReduceGradients", Cell(1, 0), 20), Fault("GatherGradients", Cell(1, 1), 20))]
 )
 def test_nobody_looks_where_results_may_differ(lost) -> None:
-    """With deterministic: false, results may differ in the first step, between copies, at the end, and after a loss."""
+    """With deterministic: false, results may differ in the first step, between copies, at the end, and after a kill."""
     fickle = job((2, 2), of(Dropped, 2, 2), of(Draws), deterministic=False)
     fickle.faults = [*lost]
     assert fickle.run().finish.outcome is Outcome.COMPLETE

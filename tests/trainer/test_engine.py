@@ -1,4 +1,4 @@
-"""Training in one process with the real coordinator and engines: losses, weights, and every kill bit-equal."""
+"""Training in one process with the real coordinator and engines: losses and weights, also after a kill anywhere."""
 
 import functools
 import math
@@ -71,7 +71,7 @@ def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: i
 
 
 def test_a_kill_at_each_kind_of_instruction_leaves_the_bits() -> None:
-    """Kills leave the bits on the smallest grid that has a stage with two neighbours and a sibling."""
+    """This is the smallest grid in which a stage has two neighbours and a sibling (same stage, other pipeline)."""
     undisturbed(3, 2)
     killed = kill_at_each(manifest(3, 2), lambda f: f.step == 2, lambda job: assert_same(job, 3, 2), of_name)
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
@@ -79,7 +79,7 @@ def test_a_kill_at_each_kind_of_instruction_leaves_the_bits() -> None:
 
 @sweep(of_name)
 def test_a_standby_holds_all_that_the_only_worker_holds(kind: Kind | None) -> None:
-    """A filled standby replaces the only worker, which is killed before an instruction of a step."""
+    """A standby with the only worker's state takes over when that worker is killed before an instruction of a step."""
     document = manifest(1, 1, standby=1, steps=8)
     expected, of_standby = undisturbed(1, 1, 8), ("ReplicaUpdate", "SpotCheck")
 
@@ -107,8 +107,8 @@ def test_a_standby_holds_all_that_the_only_worker_holds(kind: Kind | None) -> No
     ],
 )
 def test_all_siblings_share_what_is_lost_in_the_same_step(stages: int, pipelines: int, kept: int, most: int) -> None:
-    """After a loss at a step's last backward, no worker runs more forwards than its own and an equal part of the lost
-    four. The new owner does not run forwards that the lost worker had finished.
+    """After the loss of a worker at a step's last backward, no worker runs more forwards than its own and an equal part
+    of the four lost ones. The new owner does not run forwards that the lost worker had finished.
     """
     lost = Fault("Backward", Cell(pipelines > 1, 0), 2, 7 if pipelines > 1 else 3)
     job = Job(manifest(stages, pipelines, batch=8 * pipelines), (lost,)).run()
@@ -179,7 +179,7 @@ def test_a_spare_worker_takes_its_part_within_the_step(
 def test_what_is_summed_stays_so_through_any_number_of_losses_in_a_step(
     stages: int, pipelines: int, gap: int, losses: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finished sums survive losses in a step, each once all stages have replicas again. gap: least turns between."""
+    """Finished sums survive several losses of workers in a step. gap: the fewest turns from one loss to the next."""
     monkeypatch.setattr(transitions, "LEAST_SECONDS", -1.0)
     document = manifest(stages, pipelines, standby=1, batch=32 * pipelines)
     expected, left, last = Job(document).run(), list(losses), 0
@@ -269,9 +269,9 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
 def killed_with_neighbours(
     document: dict[str, Any], step: int, replicas: int, cell: Cell | None = None, kind: Kind | None = None
 ) -> dict[Fault, int]:
-    """Kill the worker at every instruction of a step (and cell), and the owners of the stages before it.
+    """Run the job once for each instruction of a step; kill its worker there and the owners of the stages before it.
 
-    replicas: how many workers are killed at once. Returns the forwards that were repeated after each kill.
+    replicas: of each stage; as many workers are killed. cell: None for all. Returns the repeated forwards by kill.
     """
     document["spec"]["redundancy"]["replicas"] = replicas
     stages = document["spec"]["topology"]["stages"]
@@ -314,7 +314,7 @@ def test_neighbours_are_killed_at_once_at_an_instruction(
 
 
 def test_the_mode_is_switched_at_a_step_boundary() -> None:
-    """Edits of the redundancy mode every few steps, and a loss after the last one, change no number."""
+    """Edits of the redundancy mode every few steps, and the loss of a worker after the last edit, change no bit."""
     modes = ["Replicas", "None", "Auto"]
     left = list(enumerate(modes))
 

@@ -1,4 +1,4 @@
-"""Portions of other workers' cells, begun, continued and dropped; and rehearsals of replicated stages."""
+"""Portions (shares of another worker's cell): begun, continued and dropped; and rehearsals of replicated stages."""
 
 import msgspec
 import pytest
@@ -21,9 +21,9 @@ ALONE = initial_plan(PEERS, ((0, 3),), 2, SPEC, RedundancySpec())
 
 
 def shared(first: int) -> Plan:
-    """Return a plan in which the second cell's owner runs the first groups, and the other worker the rest.
+    """Return a plan in which two workers divide the microbatch groups of the second cell.
 
-    first: the number of groups that the owner runs.
+    first: the number of groups that the cell's owner runs; the other worker runs the rest.
     """
     owner, other = (ALONE.at(Cell(d, 0)).owner for d in (1, 0))
     portions = (Portion(worker=owner, first=0, end=first), Portion(worker=other, first=first, end=4))
@@ -96,7 +96,7 @@ def test_a_new_owner_waits_for_the_keepers_sums_before_it_runs_the_first_portion
 
 
 def test_a_keeper_gives_nothing_for_a_cell_that_the_plan_no_longer_has() -> None:
-    """A keeper that missed the boundary plan gives nothing for the cell that this plan removed."""
+    """A worker that keeps finished sums gives none for a cell that the plan in force has removed."""
     one, portions = after_loss(KEEPER)
     gives = [frame.address for _, frame in one.net.take() if frame.address.kind is FrameKind.KEPT_ALL]
     assert gives == [Address(FrameKind.KEPT_ALL, *LOST, 0)]
@@ -125,8 +125,8 @@ def test_a_portion_whose_sum_the_owner_has_is_not_run() -> None:
 
 
 def test_an_owner_adds_up_the_sums_that_are_here_and_awaits_the_others() -> None:
-    """An owner combines the kept sums of a portion once they cover it without a gap. The first sums are of the first
-    group, of the two groups behind it, and of the second one, which another sum contains.
+    """An owner combines the kept sums of a portion once they cover it without a gap. The first three are the sums of
+    the first group, of the two groups after it, and of the second group, which the sum before it contains.
     """
     plan, cell, first = shared(1), Cell(1, 0), ALONE.target.split[1][0]
     one, portions = made(plan, plan.at(cell).owner)
@@ -183,7 +183,7 @@ def names(one: OneEngine) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(("mode", "expected"), [("None", []), ("Replicas", [("Rehearsal", 0)])])
 def test_the_stage_behind_is_tried_once_if_it_is_held_here(mode: str, expected: list[object]) -> None:
-    """A worker rehearses the next stage once if it holds a replica, so that a slow first run delays no takeover."""
+    """A worker with a replica of the next stage rehearses that stage once, so that a first run delays no takeover."""
     rows = tuple(msgspec.structs.replace(row, replicas=()) for row in THREE.pipelines[0])
     bare = msgspec.structs.replace(THREE, mode=RedundancyMode.NONE, pipelines=(rows,))
     one = OneEngine("w0", bare if mode == "None" else THREE)

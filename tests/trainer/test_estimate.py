@@ -1,4 +1,4 @@
-"""Recomputation of marked layers in the backward: less memory, the same bits."""
+"""Activation checkpointing: marked layers are recomputed in the backward, with less memory and the same bits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ BF16 = replace(CONFIG, precision="bf16")
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_every_layer_may_be_marked(tmp_path: Path, stages: int, tied: bool, config: Any) -> None:
-    """Recomputed layers leave the bits, also of the gradient of a parameter that two layers of a stage share."""
+    """Recomputation changes no bit, not even in the gradient of a parameter that two layers of a stage share."""
     task = small_gpt(tmp_path, dropout=0.2, tieEmbeddings=tied)
     digests = []
     for marked in ((), (1, 2), (0, 1, 2, 3)):

@@ -44,8 +44,8 @@ def committed(epoch: int = PLAN.epoch) -> Commit:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradients(devices: int) -> None:
-    """A worker commits before the replica has the gradients of a stage's parts, since one heir repeats them together.
-    Two stages of a worker may have two heirs.
+    """With two devices, the two parts of a stage are committed before the replica has their gradients, since one heir
+    repeats both. With one device they are two stages, which may have two heirs.
     """
     one = OneEngine("w0", in_two_parts(), devices=devices)
     parts = [Cell(0, part) for part in range(2)]
@@ -78,7 +78,7 @@ def test_a_worker_that_lacks_the_roots_plan_begins_no_step_by_the_old_one() -> N
 
 
 def moved(cell: Cell, worker: str) -> Plan:
-    """Return a boundary plan that gives the cell to its replica."""
+    """Return a boundary plan that gives the cell to `worker`, its replica, and keeps the former owner as replica."""
     row = list(PLAN.pipelines[0])
     row[cell.stage] = Assignment(owner=worker, replicas=(PLAN.at(cell).owner,))
     return msgspec.structs.replace(PLAN, epoch=PLAN.epoch + 1, pipelines=(tuple(row),), boundary=True)

@@ -92,7 +92,7 @@ def test_what_is_there_is_replaced_only_with_force(trained, tmp_path):
 def test_damage_is_told_in_the_same_words_wherever_it_is(tmp_path):
     """An export and a restoring worker name the damaged file, and the kind of damage.
 
-    One bit is damaged in every ninth byte, each time the next bit.
+    Each damaged file has one flipped bit, in every ninth byte in turn, or another length, or zeros or ones only.
     """
     store = CheckpointStore(str(tmp_path / "run"))
     manifest = write(store, chain(TASK, [(0, 5)]), 0)

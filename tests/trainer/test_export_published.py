@@ -28,7 +28,7 @@ pytest_plugins = ["transformers_kit"]
 
 
 def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None:
-    """Write a checkpoint of two stages, as workers do."""
+    """Write a checkpoint of a task with this state dict, from two stages, as workers do."""
     store, place, parts = CheckpointStore(str(folder)), CheckpointId(0, "a"), {}
     for stage in chain(task, [(0, 3), (3, 5)]):
         for number, layer in stage.values.layers.items():

@@ -47,7 +47,7 @@ SHAPES: list[Shape] = [(4, 1, False), (2, 2, False), (4, 1, True)]
 
 
 class References(dict[Shape, Processes]):
-    """The undisturbed jobs by shape; each one runs when it is first looked up."""
+    """The undisturbed jobs by shape (stages, pipelines, mixed); each one runs when it is first looked up."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         super().__init__()
@@ -136,9 +136,9 @@ def survivable(job: Processes, victims: set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A signal to a worker after `step`, sent when the job was seen protected `later` times before.
+    """A signal to a worker after `step`, once the job was seen to be protected `later` times.
 
-    place: the worker's place among the live ones, from 0 up to 1.
+    place: the place of the worker among the live ones, as a fraction: at least 0, less than 1.
     """
 
     step: float
@@ -154,10 +154,10 @@ def drawn(rng: random.Random, step: float) -> Loss:
 
 
 def disturb(seed: int, references: References, folder: Path) -> None:
-    """Strike up to three workers at random moments, each after the job is protected again; every third gets notice.
+    """Run a job in which up to three workers get SIGKILL, or SIGTERM as notice, and check its bits.
 
     All is drawn before the job begins, so a seed means the same at any speed of the machine, except for the order of
-    events.
+    events. Each signal waits until the job is protected again.
     """
     rng = random.Random(seed)
     shape = rng.choice(SHAPES)

@@ -1,4 +1,4 @@
-"""Initial values of a module that was built without memory."""
+"""Initial values of a module that was built of fake tensors, which take no memory."""
 
 import torch
 from torch import nn

@@ -111,7 +111,7 @@ def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -
 
 
 def test_back_at_a_checkpoint_that_nobody_told_of_it_keeps_what_led_to_that() -> None:
-    """A callback keeps its state up to a checkpoint, although no living worker knows the last step before it."""
+    """After a return to a checkpoint, a callback keeps its state up to there, though no worker knows that last step."""
     mine = calls([])
     after = mine.write([step(1, checkpoint=True), step(2), step(3)], Cursor())
     assert mine.write([step(5, attempt=2)], after).state == ["1:1", "1:2", "1:3", "2:5"]

@@ -47,7 +47,7 @@ def test_parameters_that_the_module_freezes_stay_as_they_are() -> None:
 
 
 def test_a_copy_of_a_layer_has_tensors_of_its_own() -> None:
-    """Stages copy partly frozen layers: a deep copy has tensors of its own, and torch warns of nothing."""
+    """Stages copy partly frozen layers: a deep copy has tensors of its own, and torch gives no warning."""
     task = plain_models.build({"model": "dictionaries"})
     inputs, _ = task.dataset.batch([0, 1])
     for index in (0, len(task.layers) - 1):

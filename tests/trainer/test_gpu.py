@@ -1,5 +1,5 @@
-"""Training on a GPU, if there is one: the same promises. BAMBOO_TEST_DEVICE=cpu runs the same tests without a GPU, and
-test_pretended_gpu.py on pretended GPUs.
+"""Training on a GPU, if there is one: equal bits on any grid and after losses of workers, and memory as counted.
+BAMBOO_TEST_DEVICE=cpu runs the same tests without a GPU, and test_pretended_gpu.py on pretended GPUs.
 """
 
 import gc
@@ -52,7 +52,7 @@ def document(
     compiled: bool = False,
     stages: int = 0,
 ) -> dict[str, Any]:
-    """Return the manifest of a job. stages: of each pipeline; 0 for four stages of all pipelines together."""
+    """Return the manifest of a job. stages: of each pipeline; 0: four stages in all, divided among the pipelines."""
     made = manifest(stages or 4 // pipelines, pipelines, standby=1, tied=tied, steps=STEPS)
     made["spec"]["training"]["precision"] = precision.partition(" ")[0]
     if precision == "bf16 parameters":

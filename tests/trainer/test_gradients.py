@@ -154,7 +154,7 @@ class Repeating(nn.Module):
 
 
 def graph(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, list[tuple[GradientEdge, Tensor]]]:
-    """Run a forward, with gradients already in the parameters. Return its input, and edges and gradients of outputs."""
+    """Run a forward. Return its input, and each output's edge and random gradient. Parameters get gradients of ones."""
     torch.manual_seed(7)
     x = torch.randn(*shape, requires_grad=True)
     with torch.random.fork_rng():
@@ -249,8 +249,8 @@ def same(found: list[Tensor], expected: list[Tensor]) -> bool:
 
 
 def summed(stages: list[Stage], delay: int | None, microbatches: int = 6) -> tuple[list[Tensor], list[int]]:
-    """Return each stage's sum in three groups with the tensors that crossed boundaries, and how many backwards of the
-    last stage waited.
+    """Run a step. Return the stages' gradient sums with all gradients sent between stages, and the number of postponed
+    backwards in the last stage after each microbatch.
 
     delay: microbatches by which weight gradients are postponed; None: not postponed.
     """
@@ -403,7 +403,7 @@ def test_each_microbatch_counts_as_a_whole_however_its_gradients_come(used: bool
 @pytest.mark.parametrize("groups", [8, 13])
 @pytest.mark.parametrize("first", [0, 3])
 def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int, first: int) -> None:
-    """Another worker continues a sum behind any group, and does not modify the sums from which it continues."""
+    """Another worker continues a sum after any group, and does not modify the sums from which it continues."""
     given, bounds = gradients(groups), range(groups + 1)
     whole = GradientSum(8, CPU, bounds, range(first, groups))
     left = [whole]

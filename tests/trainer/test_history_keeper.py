@@ -50,7 +50,7 @@ def called(job: Job) -> list[tuple[int, int]]:
 
 
 def test_a_root_that_joined_late_writes_nothing_before_it_has_heard_the_others(job):
-    """A late root writes no history until it has the other workers' commits, which they forget once it has written."""
+    """A late root writes no history before it has the others' commits, which they forget once it has written them."""
     job.train_and_write(10)
     job.train(8)
     job.join("c")
@@ -173,7 +173,7 @@ def test_what_is_kept_for_a_store_that_stays_away_is_bounded(job, monkeypatch):
 
 
 def test_who_waits_for_what_is_known_does_not_wait_for_what_comes_while_it_is_written(job, monkeypatch):
-    """A wait for the history leaves out later records, or a checkpoint and the job's end would wait turn after turn."""
+    """A wait for the history leaves out records that come later, or a checkpoint and the end would wait for ever."""
     written = HistoryFiles.write
 
     def write(files, file, records):

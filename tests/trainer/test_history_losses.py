@@ -32,7 +32,7 @@ class Life:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Begin another run, whose workers know nothing."""
+        """Begin another run of the job at a step, with three new workers, which know nothing."""
         self.job = Job(self.folder)
         self.epoch, self.known = 1, {}
         self.job.go_back(step, 1)
@@ -98,8 +98,8 @@ class Life:
         return [(step + 1, commit.history.at) for step, commit in self.job.newest if commit.history]
 
     def train_for_some(self, number: int) -> None:
-        """Lose the root while it sends a commit: one other worker hears of the step, or none does and the step is
-        repeated.
+        """Commit a step that only one worker hears from the root, which is about to be lost, and the others later from
+        that worker. If `number` is even, nobody hears of it: commit nothing.
         """
         heard = {name for name in self.job.workers if name != self.job.root and number % 2}
         heard = {min(heard)} if heard else set()

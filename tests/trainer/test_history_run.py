@@ -74,7 +74,7 @@ class Seen(Callback):
 
 
 def own_task(folder: Path, logger: str, model: str = "gpt", callback: str = "", **config: Any) -> dict[str, Any]:
-    """Return a task of one of Bamboo's models with its own logger, in a module beside the manifest. callback: the text
+    """Return a task of one of Bamboo's models with its own logger, in a module next to the manifest. callback: the text
     of the class Seen, if the task has one.
     """
     build = BUILD.replace("MODEL", model).replace("CALLBACKS", '{"seen": Seen}' if callback else "{}")

@@ -1,4 +1,4 @@
-"""A training's initial weights: their forms, their match with the model, each refusal, the same bits on any grid."""
+"""Initial weights from files: the formats, their match with the model, each refusal, the same bits on any grid."""
 
 import json
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def offered(shapes: dict[str, tuple[int, ...]], dtype: str = "F32") -> list[Stat
 
 
 def wanted(shapes: dict[str, tuple[int, ...]]) -> list[WantedTensor]:
-    """Return tensors of a model by their shapes. A "+" joins the names of one tensor."""
+    """Return the tensors of a model with these shapes, by name; a "+" joins the names of one tied tensor."""
     return [
         WantedTensor(names=tuple(names.split("+")), places=((0, names),), shape=shape, dtype=torch.float32)
         for names, shape in shapes.items()

@@ -1,4 +1,4 @@
-"""Copies of layers in memory: made, held and given up, and re-splits with the same bits after losses."""
+"""Copies of layers in memory: made, held and given up; and re-splits with the same bits after workers are lost."""
 
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -77,7 +77,7 @@ ATTEMPTS = tuple(CheckpointId(step=6, id=name) for name in ("f", "c", "a"))
 
 @pytest.mark.parametrize("checkpoints", [(ONE, TWO, THREE), ATTEMPTS])
 def test_of_checkpoints_at_most_two_are_held(checkpoints: tuple[CheckpointId, ...]) -> None:
-    """A worker holds copies of two checkpoints, however many attempts begin before it hears which were given up."""
+    """A worker holds copies of at most two checkpoints, however many begin before it hears which were given up."""
     copies, said = made()
     last = checkpoints[-1]
     for one in checkpoints:
@@ -276,7 +276,7 @@ def alive(job: Job) -> int:
 
 @dataclass
 class Shortage:
-    """A shortage of nodes: a worker is lost at a step, and nodes come back at a later step, or never.
+    """A hook that kills a worker at step `lost_at` and has no nodes until step `over_at`, or for ever if that is None.
 
     turns: the number of turns since the re-split began.
     """
@@ -380,7 +380,7 @@ ANEW = "begins again there"
 
 
 def slow_steps(job: Job, fault: Fault) -> None:
-    """Let two layers' time pass when a worker reports a step, and none at other instructions."""
+    """Let two layers' time pass on the job's clock when a worker reports a step, and none at other instructions."""
     if fault.name == "ReportReady" and not fault.after:
         job.now += LAYER_SECONDS * 2
 

@@ -94,7 +94,7 @@ RAW = [raw_frame(make_frame(LARGE, microbatch=number), number) for number in ran
 
 
 def test_frames_are_delivered_in_the_order_of_their_numbers(net: Net) -> None:
-    """The receiver delivers frames in order, also after the end of a connection over which later ones had arrived."""
+    """Frames are delivered in order, even if a later frame's connection ends before an earlier frame arrives."""
     with Group(net) as group:
         group.other.sendall(RAW[1] + RAW[3])
         group.first.sendall(RAW[0] + RAW[2][:99])
@@ -120,7 +120,7 @@ def test_a_frame_of_which_the_connection_goes_ends_the_link(net: Net, gone: str,
 
 
 def test_a_link_ends_with_its_first_connection(net: Net) -> None:
-    """When a link's first connection ends, the receiver closes it, so that the sender ends the others, too."""
+    """When a link's first connection ends, the receiver closes the link, and then the sender its other connections."""
     with Group(net) as group:
         group.first.shutdown(socket.SHUT_WR)
         assert refused(group.first)

@@ -49,7 +49,7 @@ def test_each_change_is_told() -> None:
 
 
 class Restless:
-    """A dataset that draws from an unseeded generator, or from torch's."""
+    """A dataset that draws from an unseeded generator of NumPy or, if `ours`, from torch's global generator."""
 
     def __init__(self, ours: bool) -> None:
         self.ours = ours

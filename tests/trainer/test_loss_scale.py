@@ -1,4 +1,4 @@
-"""Loss scaling in fp16 as by torch.amp.GradScaler, with the same bits on any grid and after any loss."""
+"""Loss scaling in fp16 as by torch.amp.GradScaler, with the same bits on any grid and after any loss of a worker."""
 
 import functools
 import math

@@ -65,7 +65,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_count_forward_and_backward(kind: str) -> None:
-    """A layer's count is at least that of its products, and exceeds it at most by a bound of the memory traffic."""
+    """The counted operations are at least those of the matrix products; the memory traffic adds a bounded number."""
     layer, operations = KINDS[kind]
     counted = layer_costs(sequences(layer), BATCH)[1]
     size = sum(p.numel() for p in layer().parameters())

@@ -24,7 +24,7 @@ def counting(kind):
 
 
 def test_a_stage_that_is_ahead_goes_back_with_the_numbers_of_its_groups():
-    """A stage goes back to any earlier state, also to the first one, in which some of the numbers did not exist."""
+    """A stage goes back to any earlier state, also to the first one, which lacks some of the groups' numbers."""
     task = counting(Averaging)
     stage = build_stage(task, 0, SPLITS[0], CONFIG)
     kept = [whole_state(stage)]

@@ -1,4 +1,4 @@
-"""Parameters as views of one flat buffer: the place of each gradient, whatever its shape, rounded or not."""
+"""Parameters as views of one flat buffer: the place of each gradient, whatever its shape; bf16 parameters."""
 
 from dataclasses import replace
 

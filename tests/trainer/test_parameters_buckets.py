@@ -59,7 +59,7 @@ def test_small_gradients_are_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def ran(stage: Stage, *, bucketwise: bool, after: Callable[[Work, int], None] = lambda work, m: None) -> Work:
-    """Run a pipeline's microbatches on all layers. after: called after each whole or first part of a backward."""
+    """Run all microbatches of HALF on all layers. after: called after each whole backward or first part of one."""
     microbatches, bounds = HALF
     work = stage.begin(microbatches, bounds, bucketwise=bucketwise)
     for m in microbatches:

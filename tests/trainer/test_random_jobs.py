@@ -1,4 +1,4 @@
-"""Random rows of the table, grids and disasters: the bits equal those of one undisturbed worker.
+"""Random rows of the table in test_same_bits.py, grids and disasters: the bits equal those of one undisturbed worker.
 
 One job by hand: BAMBOO_RANDOM_JOBS=12:13 python -m pytest tests/trainer/test_random_jobs.py -m slow
 """

@@ -26,7 +26,7 @@ from waiting import PATIENCE, until
 
 
 class Told:
-    """A dataset that records which process made a batch. broken: sample numbers that raise, or end the process."""
+    """A dataset whose batches name their process and thread. broken: by sample, "raise", "die" or "die once"."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -183,7 +183,7 @@ SECONDS = 60.0
 
 @dataclass
 class Slow:
-    """A dataset that notes which thread calls it, and may block or fail."""
+    """A dataset that records which thread calls it, and may block or fail."""
 
     may_go: threading.Event = field(default_factory=threading.Event)
     inside: threading.Event = field(default_factory=threading.Event)
@@ -289,8 +289,8 @@ def test_a_dataset_that_draws_from_torchs_generator_is_never_read_ahead() -> Non
 def test_small_batches_are_read_several_at_once_and_each_is_there_when_it_is_read(
     reader: BatchReader, data: Slow
 ) -> None:
-    """The thread reads several small batches per wake-up, which takes longer than one of them. It reads large ones
-    singly.
+    """The thread reads several small batches at each wake-up, since a wake-up takes longer than reading one of them. It
+    reads large batches singly.
     """
     coming = [(step, m) for step in range(MOST_AT_ONCE) for m in range(3)]
     reader.expect(0, coming)

@@ -54,9 +54,9 @@ class Row:
 
     task: its entrypoint and config, or a function that makes them with files in a folder. numbers: the manifest's
     training. deep: the stages of the grid with one pipeline. wide: the other grid. kills: the instructions before which
-    a worker is lost, each in a job of its own. anywhere: slow tests also lose one before and after every other
-    instruction. steps: the steps of these losses. spec: other fields of the manifest. alone: the undisturbed job's
-    instead. plain: losses equal plain PyTorch's. fast: the columns that are not slow.
+    a worker is killed, each in a job of its own. anywhere: slow tests also kill it before and after every other
+    instruction. steps: the steps of these kills. spec: other fields of the manifest. alone: fields that differ in the
+    undisturbed job. plain: losses equal plain PyTorch's. fast: the columns that are not slow.
     """
 
     task: dict[str, Any] | Callable[[Path], dict[str, Any]]
@@ -364,10 +364,10 @@ def ended(job: Job) -> dict[str, Any]:
 
 
 def check_kills(table: Table, name: str, grid: Grid, *, anywhere: bool = False) -> set[str]:
-    """Check that neither the grid nor kills change the bits: of the root in a wide grid, of stage 1 in a deep one.
+    """Check that neither the grid nor a kill changes the bits: of the root in a wide grid, of stage 1 in a deep grid.
 
-    Returns the instructions at which a worker was lost. anywhere: before and after each one, not only where the row
-    says.
+    Returns the instructions at which a worker was killed. anywhere: kill before and after every instruction, not only
+    before those of the row.
     """
     row, expected, made = ROWS[name], ended(table.alone(name)), list[BranchingJob]()
     victim, second = (ROOT, 0) if grid[1] > 1 else (Cell(0, 1), 1)

@@ -61,7 +61,7 @@ def test_without_checkpoints_it_is_found_within_32_steps_and_ends_the_job(worker
 
 @pytest.mark.parametrize("worker", ["w2", "w1"])
 def test_a_bit_that_flips_while_a_checkpoint_is_copied_is_not_in_it(worker: str) -> None:
-    """A bit that flips between equal reported checksums of a state and its copies gets into no checkpoint."""
+    """A bit that flips after equal checksums of a state are reported, but before its copy, is in no checkpoint."""
     flip = Flip(place=Place.PARAMETERS, stage=2, worker=worker, step=6, bit=9)
     job = FlippedJob(manifest(), flip)
     job.run()

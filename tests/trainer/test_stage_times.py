@@ -130,7 +130,7 @@ def test_a_backward_in_parts_takes_what_they_take_together() -> None:
 
 
 class Timed(Stage):
-    """A stage whose work takes time on the job's clock; waits take turns of the job, too."""
+    """A stage whose work takes time on the job's clock, which also advances with each turn of the job."""
 
     spend: Callable[[int, float], None]
 
@@ -154,7 +154,7 @@ class Timed(Stage):
 class TimedJob(Job):
     """A job on a virtual clock, on which the work of layers takes time.
 
-    slow: the factor by which workers are slower. work: the work of layers; 1 if not given.
+    slow: factor on the time of a worker, by name. work: factor on the time of a layer; 1 if not given.
     """
 
     def __init__(self, manifest: dict[str, Any], slow: dict[str, float], work: dict[int, float], **more: Any) -> None:

@@ -39,7 +39,7 @@ def control() -> str:
 
 
 def lanes(kind: FrameKind) -> list[str]:
-    """Return the lanes of a kind of frame, with a cell and without."""
+    """Return the names of the lanes of a kind of frame, for a frame with a cell and one without."""
     return [wire.lane_of(Address(kind, pipeline, 0, 0)).name for pipeline in (0, NO_CELL)]
 
 

@@ -85,7 +85,7 @@ class Worker:
         return self.hear()
 
     def settle(self) -> None:
-        """Wait until the worker has done all requested work. After its first answer it probes the store."""
+        """Wait until the worker has done all work that was requested before."""
         self.part.obey(protocol.FindCheckpoint(number=2))
         while not isinstance(self.hear(), protocol.CheckpointFound):
             pass

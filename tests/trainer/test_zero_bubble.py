@@ -21,7 +21,7 @@ def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: 
 
 
 def test_the_heir_computes_weight_gradients_last() -> None:
-    """An heir repeats weight gradients last, unless one delays the work for which its neighbours wait."""
+    """An heir repeats input gradients first, since its neighbours wait for these, and then most weight gradients."""
     job = Job(manifest(4, 1), (Fault("BackwardInput", Cell(0, 2), 2, 5),)).run()
     heir = job.executed_by["w1"]
     ran = [fault for fault in heir if fault.step == 2 and not fault.after]
@@ -49,7 +49,7 @@ def test_in_a_1f1b_job_too_what_is_taken_over_postpones_weight_gradients() -> No
 
 @pytest.mark.parametrize("pipelines", [1, 2])
 def test_the_schedule_may_change_at_any_step_and_changes_no_bit(pipelines: int) -> None:
-    """Edits of the schedule every few steps, and a loss in the step after the last one, change no bit."""
+    """Edits of the schedule every few steps, and the loss of a worker after the last edit, change no bit."""
     left = [(2, "ZBH1"), (5, "1F1B"), (8, "ZBH1")]
 
     def decide(job: Job) -> None:
