@@ -242,5 +242,5 @@ REGRESSIONS = {  # that went wrong once
 
 
 def regression(name: str, seed: int, *, chooses: bool = False) -> ClusterScenario:
-    """Return the job of a seed, as `careful`, with the disturbances of REGRESSIONS[name], which once failed."""
+    """Return a seed's scenario with `careful` and the disturbances of REGRESSIONS[name], which once failed."""
     return replace(scenario(seed, chooses=chooses), disturbances=REGRESSIONS[name], careful=True)

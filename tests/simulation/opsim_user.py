@@ -161,7 +161,7 @@ class User:
         )
 
     def _finalize(self, job: Object, until: float, later: float) -> None:
-        """Remove the job once its pods are gone; after the time `until` force that. Create it again `later` s later."""
+        """Remove the job once its pods are gone (forced after the time `until`); create it again `later` s after."""
         left = self._simulation.pods_of(job)
         for pod in left if self._loop.time() > until else ():
             self._simulation.server.remove("pods", pod)

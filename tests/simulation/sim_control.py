@@ -127,7 +127,7 @@ class Channel:
         self.clock.after(self.rng.uniform(*BACKOFF_SECONDS) * 0.2, self.connect)
 
     def die(self, noticed: float, flush: bool) -> None:
-        """End the channel with its worker. flush: messages on their way arrive; otherwise only in half of cases."""
+        """End the channel with its worker. flush: messages on their way arrive; otherwise in half of the cases."""
         if self.ended:
             return
         if flush:
