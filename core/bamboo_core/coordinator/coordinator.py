@@ -1,6 +1,6 @@
 """The coordinator: a pure step function from (state, event, now) to (state, commands).
 
-Only the coordinator declares workers lost and makes plans. Training never waits for it.
+Only the coordinator declares workers lost and makes plans; workers train and commit steps without it.
 """
 
 from typing import Any

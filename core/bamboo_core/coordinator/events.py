@@ -18,8 +18,8 @@ from bamboo_core.planning.plan import WorkerId
 class WorkerLost:
     """A worker that is certainly gone: its process exited, or its pod or node was deleted.
 
-    exit_code: 0 or more if the worker ended by itself, which counts towards backoffLimit except for EXIT_FENCED; None
-    or negative if it was disrupted. removed: the shell ended it because the coordinator had declared it lost before.
+    exit_code: 0 or more if the worker ended by itself, which counts towards backoffLimit except for EXIT_FENCED, and 0
+    after a notice; None or negative if it was disrupted. removed: the shell ended it after it was declared lost.
     """
 
     worker: WorkerId
@@ -30,9 +30,8 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkersAbsent:
-    """Workers that are in the plan of a restarted coordinator but have no pod or process any more.
-
-    They were lost while no coordinator ran. Unlike the workers of WorkerLost they do not count as requested.
+    """Workers in the plan of a restarted coordinator that were lost while none ran: they have no pod or process any
+    more. `Membership.requested` does not count them.
     """
 
     workers: frozenset[WorkerId]
@@ -93,7 +92,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A request by the user or the shell to stop the job: after a checkpoint, or at once if the job keeps none."""
+    """A request by the user or the shell to stop the job: after a checkpoint, or at once if there is none to write."""
 
     reason: str = "Interrupted"
     message: str = "stopped by the user"
@@ -152,7 +151,8 @@ class Takeover:
 
     decide_ms: from the first sign of the loss (a closed channel, a broken link) to the plan. reform_ms: from the
     arrival of the plan until it is in force at the new owner. recompute_ms: until the lost work is repeated. step:
-    number of the interrupted step, from 1. notice: `victim` was not lost. forwards, backwards: how many were repeated.
+    number of the interrupted step, from 1. notice: the plan replaced no lost worker. forwards, backwards: how many were
+    repeated.
     """
 
     epoch: int
@@ -209,7 +209,7 @@ class AbandonReason(StrEnum):
     STORE_FAILED = "StoreFailed"  # a worker could not write its part or the manifest
     TOO_SLOW = "TooSlow"
     TOO_LATE = "TooLate"  # the root heard of it after the last step
-    WENT_BACK = "WentBack"  # the job itself has gone back to an older one
+    WENT_BACK = "WentBack"  # the job went back to an older one, or repeats the step after it on another grid
 
 
 class RestoreCause(StrEnum):
@@ -356,7 +356,7 @@ class Status:
     done_by: datetime | None = None  # the manifest's deadline
     lacks_room: bool = False
     mode: RedundancyMode | None = None  # in force
-    wanted: int = 0  # requested workers, including standbys
+    wanted: int = 0  # workers that the job should have, including standbys
     replicas: int | None = None  # copies in step of the least replicated stage; other pipelines' owners count
     nodes: int | None = None  # nodes that hold the least spread stage in step
 

@@ -1,9 +1,9 @@
 """The completion of a job that has done all its steps.
 
-A complete job has its last state in a store: the store of its checkpoints, or one for the last state alone. Usually the
-root (the worker that commits steps) begins that checkpoint with the last commit. If an earlier one is still being
-written two steps before the end, if the request reaches the root too late, or if the checkpoint is abandoned, the
-coordinator asks the workers that finished the stages. They keep the states until the coordinator stops them.
+The last state goes to the store of the job's checkpoints, or to a store for it alone, if the job has either. In a job
+with checkpoints the root usually begins this one with the last commit. If it does not, because an earlier one is being
+written two steps before the end or the request comes too late, if the checkpoint is abandoned, or if only the last
+state is kept, the coordinator asks the workers that finished the stages, which keep the states until it stops them.
 """
 
 from hashlib import sha256

@@ -2,7 +2,7 @@
 
 All holders of a stage report checksums of its state, at intervals and for each checkpoint's version; they must be
 equal. Spot checks compute a microbatch again and must get the same bits. After the first difference the job goes back
-to an earlier checkpoint, after the second it ends. See docs/design/determinism.md.
+to an earlier checkpoint; after the second, or without checkpoints, it ends. See docs/design/determinism.md.
 """
 
 from collections.abc import Mapping

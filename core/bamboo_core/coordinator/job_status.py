@@ -80,7 +80,7 @@ def status(state: CoordinatorState, now: float) -> Status:
 
 
 def trained_samples(state: CoordinatorState) -> int:
-    """Return the number of samples trained since this coordinator began; repeated steps count once."""
+    """Return the number of samples trained since this coordinator began, without lost ones and repeated steps."""
     training = state.spec.training
     return (
         state.progress.trained * training.global_batch_size
@@ -200,11 +200,11 @@ def _digests(state: CoordinatorState) -> tuple[str, ...]:
 class WantedWorkers:
     """The workers that a job's coordinator wants.
 
-    number: wanted workers, including standbys. fewest: workers of the smallest grid; if sizes are known, of the
-    smallest that fits in memory. chosen: the coordinator has chosen `number` by the workers' prices. requested: how
-    many requested workers have not joined. surplus: how many of these are no longer wanted. gone: workers declared lost
-    or refused, for good. stopped: workers that are gone or were asked to leave. misfit: the worker refused last for its
-    platform or data, and why. begun: there is a plan. recovering: a restarted coordinator waits for its workers.
+    number: wanted workers, including standbys. fewest: workers of the smallest grid (`fewest_to_begin`). chosen: the
+    coordinator has chosen `number` by the workers' prices. requested: how many requested workers have not joined.
+    surplus: how many of these are no longer wanted. gone: workers declared lost or refused, for good. stopped: workers
+    that are gone or were asked to leave. misfit: the worker refused last for its platform or data, and why. begun:
+    there is a plan. recovering: a restarted coordinator waits for its workers.
     """
 
     spec: JobSpec

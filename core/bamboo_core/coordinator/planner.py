@@ -1,4 +1,4 @@
-"""The planner decides which plan comes next: a takeover at once, other changes when all have applied the last plan."""
+"""The planner decides the next plan: takeovers and plans from a cut at once, others once all have applied the last."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -157,7 +157,7 @@ def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
 def _ask_around(turn: Turn, loss: StageLost) -> None:
     """Ask all workers which states they hold, because no owner has confirmed another copy of a lost stage.
 
-    Issue the takeover that their answers allow; without one in time, go back to a checkpoint (`restoring.lost`).
+    Issue the takeover that their answers allow; if none is possible in time, the stage is lost (`restoring.lost`).
     """
     state = turn.state
     if state.inquiry.began_at is None:
@@ -199,7 +199,7 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
 
 
 def _ended(state: CoordinatorState, workers: Sequence[WorkerId], named: Sequence[WorkerId] = ()) -> str:
-    """Name workers and say how they ended, once for each kind of end. named: workers that the sentence names."""
+    """Name workers and how they ended. named: workers named before in the sentence; "likewise" stands for their end."""
     ends = state.worker_ends.since_commit
     known = {ends[worker].how for worker in named if worker in ends}
     alike: dict[str, list[WorkerId]] = {}
@@ -229,7 +229,7 @@ def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tupl
 
 
 def _look_for_layers(turn: Turn) -> None:
-    """Ask all workers for copies if layers seem lost while they move; after LAYERS_SECONDS go back to a checkpoint."""
+    """Ask all workers for copies of layers that seem lost in a move; after LAYERS_SECONDS call `restoring.lost`."""
     state = turn.state
     if not cut.is_lost(turn):
         if state.inquiry.began_at is not None:
@@ -243,9 +243,8 @@ def _look_for_layers(turn: Turn) -> None:
 
 
 def _start(turn: Turn) -> None:
-    """Issue the first plan of the job, or of a restore, once workers, layers and checkpoint are known.
-
-    End the job if it cannot go back to any checkpoint.
+    """Issue the first plan of the job, or of a restore, once workers, layers and checkpoint are known. End the job if
+    it cannot go back to any checkpoint.
     """
     state, spec = turn.state, turn.state.spec
     if not restoring.is_known(turn) or (state.layers.costs is None and state.plan is None):
@@ -296,7 +295,7 @@ def _start(turn: Turn) -> None:
 
 
 def _first_grid(state: CoordinatorState, ready: int) -> Grid | None:
-    """Return the grid to start with; None if there are too few ready workers, or no grid fits them."""
+    """Return the grid to start with; None if workers are too few, if no grid fits, or while layers are unknown."""
     topology = state.spec.topology
     if state.spec.elastic is None:
         grid = Grid(topology.stages, topology.pipelines, topology.first_schedule)
@@ -357,9 +356,10 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
 
 
 def _aim(state: CoordinatorState, now: float) -> Grid:
-    """Return the grid that the next plans aim at, with as many stages as now and a schedule that the spec allows.
+    """Return the grid that the next plans aim at, with as many stages as now.
 
-    Another number of pipelines counts only once it has been worth a change for long enough.
+    Another number of pipelines counts only once it has been worth a change for long enough. A schedule that an edit has
+    excluded gives way to an allowed one if that fits in memory.
     """
     waited = following.is_due(state, now)
     plan, allowed = state.current_plan, schedules(state.spec)

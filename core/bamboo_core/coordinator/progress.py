@@ -83,15 +83,14 @@ class Progress(Record):
         return replace(self, losses=losses, first_loss=first)
 
     def skipping(self, step: int) -> "Progress":
-        """Record a step that left the model unchanged; count it unless it is a repeated one."""
+        """Record a step that left the model unchanged. Count it if `counting` is set and it is not a repeated one."""
         skips = tuple(sorted({*self.skips, step}))[-KEPT_LOSSES:]
         new = self.counting and step >= max(self.step, self.furthest)
         return replace(self, skips=skips, skipped_steps=self.skipped_steps + new)
 
     def counting_step(self, step: int, lost: int) -> "Progress":
-        """Count a committed step, unless it was committed before the job went back to a checkpoint.
-
-        lost: number of the step's microbatches that are missing.
+        """Count a committed step, unless it was committed before the job went back to a checkpoint, or is the first one
+        that a restarted coordinator hears of. lost: number of the step's microbatches that are missing.
         """
         before = max(self.step, self.furthest) if self.counting else step + 1
         new = max(0, step + 1 - before)

@@ -28,10 +28,9 @@ else:
         return old is new or (old == new and not dataclasses.is_dataclass(new))
 
     def replace(value, /, **changes):
-        """Return a copy of a record with changed fields; the same record if nothing changes. Raises AttributeError for
-        an unknown field.
+        """Return a copy of a record with changed fields; the same record if nothing changes.
 
-        value: an instance of a frozen dataclass without __post_init__.
+        value: an instance of a frozen dataclass without __post_init__. Only mypy reliably finds an unknown field.
         """
         if all(_is_same(getattr(value, name), new) for name, new in changes.items()):
             return value

@@ -114,7 +114,7 @@ class CoordinatorState:
         return plan.worker_ids() - self.workers.keys()
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
-        """Return, by stage, all workers that certainly hold its state: owners, then replicas known to be in step."""
+        """Return, by stage, the workers that hold its state unless they are lost: owners, then replicas in step."""
         owners: list[list[WorkerId]] = [[] for _ in plan.stages]
         replicas: list[list[WorkerId]] = [[] for _ in plan.stages]
         for cell in plan.cells():

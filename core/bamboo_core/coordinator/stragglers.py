@@ -5,9 +5,9 @@ others by a factor, for `elastic.stabilizationSeconds` and some steps, and there
 
 A standby takes the place of a slow worker, as if the slow worker had a preemption notice. Without a standby, the layers
 are split anew (`by_speed`) if that pays, even if layers, not workers, are slow. Where no split helps, the coordinator
-requests one more worker as a replacement. Limits keep a job whose workers are slow in turn from being rearranged
-forever: the coordinator takes each measure at most once per `REST_SECONDS`, splits anew for the same workers only once
-in that time, and replaces at most as many workers as the job has. See docs/design/stragglers.md.
+requests one more worker as a replacement. Limits keep a job whose workers become slow one after the other from being
+rearranged forever: in `REST_SECONDS` the coordinator requests at most one worker and splits anew at most once for the
+same workers, and it replaces at most as many workers as the job has. See docs/design/stragglers.md.
 """
 
 from collections.abc import Mapping
@@ -220,7 +220,7 @@ def _worst(state: CoordinatorState) -> WorkerId | None:
 
 
 def _has_replacement(turn: Turn) -> bool:
-    """Return whether a standby is free to replace a straggler, and no worker runs two stages."""
+    """Return whether a straggler may be replaced: a standby is free, no worker runs two stages, and the limit holds."""
     state, plan = turn.state, turn.state.current_plan
     owners = [plan.at(cell).owner for cell in plan.cells()]
     alone = len(set(owners)) == len(owners)

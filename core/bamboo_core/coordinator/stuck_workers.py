@@ -16,7 +16,7 @@ from bamboo_core.text import count
 STARTING_AT = "starting, at "  # prefix of `doing` while a worker loads the task; its place in the code follows
 STUCK_SECONDS = 60.0
 STUCK_STEPS = 20  # or this many usual steps, if longer
-HINT_SECONDS = 10.0  # longer, until an event tells the user where workers wait
+HINT_SECONDS = 10.0  # beyond that limit, until an event tells the user where workers wait
 MOST_HINTS = 3  # workers in a sentence
 FAMILIAR_STEPS = 3  # committed under a plan before its durations count: first calls may take long
 

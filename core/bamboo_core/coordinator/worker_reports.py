@@ -116,7 +116,7 @@ def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.Checkpoint
 
 
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
-    """Record a committed step; end the job if its loss or gradient is not finite.
+    """Record a committed step; end the job if its loss or gradient is not finite and the step was not skipped.
 
     A new root repeats reports that may have been lost, so steps may come twice.
     """
@@ -242,7 +242,7 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
 
 
 def events_after_end(worker: WorkerId, message: object) -> tuple[Emit, ...]:
-    """Return the events for users of a message after the job's end, when a worker's loggers may still send warnings."""
+    """Return the events to emit for a message after the job's end: a late warning about loggers or callbacks, or ()."""
     if not isinstance(message, protocol.WorkerWarning) or message.reason not in AFTER_THE_END:
         return ()
     warning = message.reason != protocol.LOGGERS_AWAITED

@@ -41,8 +41,8 @@ def first_number(secret: str, now: float) -> int:
 def next_one(state: CoordinatorState) -> int | None:
     """Return the number of committed steps at which the next checkpoint is due, or None if there will be none.
 
-    The step is a multiple of everySteps or the last step. Without everySteps, one `interval` separates checkpoints. If
-    the job keeps the best state, each evaluated step gets a checkpoint.
+    The step is a multiple of everySteps, the last step, or the next one if a checkpoint is due at once. Without
+    everySteps, one `interval` separates checkpoints. With keepBest, each evaluated step gets a checkpoint.
     """
     c, spec, steps = state.checkpoints, state.spec.checkpoint, state.spec.training.steps
     if spec is None or state.step >= steps:
@@ -178,7 +178,7 @@ def _ask_root(turn: Turn) -> None:
 
 
 def _request(turn: Turn, at: int) -> None:
-    """Request a checkpoint of the state after step `at`, or after a later step, from all holders of stages."""
+    """Ask the root for a checkpoint of the state after step `at` or a later one, and deal the layers to writers."""
     c, plan = turn.state.checkpoints, turn.state.current_plan
     turn.put(c.requested(at, _writers(turn.state, plan), plan, turn.now))
     _ask_root(turn)
@@ -229,7 +229,7 @@ def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
 def _commit(turn: Turn) -> None:
     """Ask a worker to write the manifest once the state is evaluated and its holders agree; a later call asks another.
 
-    The root is asked first, because it also has the history of the steps up to the checkpoint written.
+    The root is asked first, because it waits until the history has the steps up to the checkpoint.
     """
     c, state = turn.state.checkpoints, turn.state
     assert c.writing is not None

@@ -1,7 +1,7 @@
 """Choosing the grid: measured step times, the fastest grid for a number of workers, and whether a change pays. Pure.
 
 A layer's time is the median of its newest measurements. On a grid that was run, the measured step time counts more than
-the model's, less so the older it is. A step longer than its computation explains lowers the estimated link speed. See
+the model's, less so the older it is. The link speed is estimated so that the model predicts the measured step. See
 docs/design/grids.md.
 """
 
@@ -271,8 +271,8 @@ def now_expected(state: CoordinatorState, rates: GridRates) -> float:
 def left(state: CoordinatorState, rates: GridRates, now: float) -> float:
     """Return the seconds until the step in progress ends under the plan in force.
 
-    That is the unfinished share of the whole step's time with the remaining workers; about one group of microbatches is
-    computed again.
+    With a complete grid, that is the expected step time less the time passed. After a loss, it is the unfinished share
+    of a whole step with the remaining workers, which compute about one group of microbatches again.
     """
     plan, since, known = state.current_plan, state.progress.last_at, rate(state, rates, grid_of(state.current_plan))
     if not is_short(state) or known is None:
@@ -318,9 +318,9 @@ def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, 
 def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: float, now: float) -> float:
     """Return the seconds for which another grid must have been better before the job changes to it.
 
-    With a complete grid, that is the time in which the change earns back its pause, since more workers may come soon,
-    but at most `elastic.stabilizationSeconds`. If workers run several stages, the job waits only for the successor of a
-    lost worker, if one is expected within that time; else the result is 0.
+    With a complete grid, that is the time in which the change earns back its pause, since more workers may come soon:
+    at least GATHERING, at most `elastic.stabilizationSeconds`. With a worker missing (`is_short`), the job waits only
+    for the successor of a lost worker, if one is expected before a change would earn back its pause; else 0.
     """
     brought_in = stopped * now_seconds / max(1e-9, now_seconds - then.seconds)
     if not is_short(state):
@@ -333,7 +333,7 @@ def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: f
 def restart_wait(state: CoordinatorState) -> float:
     """Return the seconds for which a restore waits for more workers.
 
-    It waits for workers that usually come soon; otherwise the job starts small and grows.
+    That is the usual time to replace a worker, if not above SOON; else GATHERING, and the job starts small and grows.
     """
     usual = _usual_refill(state)
     return min(stabilization_seconds(state.spec), usual if GATHERING < usual <= SOON else GATHERING)

@@ -29,7 +29,9 @@ NO_ROOM: Final = ", without copies of stages, for which no grid has room"
 
 
 def watch(turn: Turn) -> None:
-    """Record measurements, and since when another grid has been worth a change, for a job with `elastic`."""
+    """Record measurements, and since when another grid has been worth a change, for a job with `elastic`. For other
+    jobs with `redundancy.mode: Auto`, only compute the estimates once.
+    """
     state = turn.state
     if state.spec.elastic is None:
         if state.spec.redundancy.mode is RedundancyMode.AUTO and state.grids.rates is None:
@@ -57,9 +59,8 @@ def keep_rates(turn: Turn) -> None:
 
 
 def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
-    """Return the grid to which a change pays, by measured times of layers, or None.
-
-    First update the number of workers to hold. Emit an event if no grid fits an edit.
+    """Return the grid to which a change pays, or is necessary, by measured times of layers; None if there is none.
+    First update the number of workers to hold (`objective: Value`). Emit an event if no grid fits an edit.
     """
     state = turn.state
     assert state.spec.elastic is not None
@@ -84,8 +85,7 @@ def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
 
 
 def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | None:
-    """Return the grid with as many pipelines of the manifest's stages as the workers fill, until layers are measured.
-
+    """Return the grid with as many pipelines of the manifest's stages as the workers fill, until layers are measured;
     None if the manifest leaves the number of stages open or no grid fits.
     """
     if state.spec.topology.chooses_stages:
@@ -98,7 +98,7 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 
 
 def _note(turn: Turn, staying: int) -> None:
-    """Record which workers stay (have no notice), and the number of ready ones among them (`staying`)."""
+    """Record the number of ready workers without a notice (`staying`); with `objective: Value` also which have none."""
     state = turn.state
     leaving = [w for w in state.holding.staying if w in state.noticed]
     spared = sum(1 for w in leaving if state.membership.leaving[w].spared and state.workers[w].ready)
@@ -108,10 +108,8 @@ def _note(turn: Turn, staying: int) -> None:
 
 
 def _has_to_change(state: CoordinatorState) -> bool:
-    """Return whether the job must leave its grid even for a slower one.
-
-    It must if an edit excludes the grid, if workers that run stages are given back, or if the requested replicas fit
-    only with another split.
+    """Return whether the job must leave its grid even for a slower one: an edit excludes the grid, workers that run
+    stages are given back, or the requested replicas fit only with another split.
     """
     outside = not is_within_bounds(state.spec, grid_of(state.current_plan))
     return outside or holding.is_too_large(state) or _is_split_too_large(state)
@@ -163,7 +161,7 @@ def _learn(turn: Turn) -> None:
 
 
 def _look(state: CoordinatorState) -> tuple[float, ...] | None:
-    """Return the present time of each layer in seconds, from workers' reports; None until all layers are timed."""
+    """Return each layer's present seconds from workers' reports; None until all are timed, and while a grid changes."""
     plan = state.current_plan
     if state.phase != "Running" or len(plan.layouts) > 1 or plan.sources:
         return None
@@ -199,7 +197,9 @@ def splits_anew(state: CoordinatorState) -> bool:
 
 
 def next_grid(state: CoordinatorState, workers: int) -> Grid:
-    """Return the grid on which a number of workers continue from a cut; the present one if no other is possible."""
+    """Return the grid on which a number of workers continue from a cut: the present one if the job is not elastic, if
+    the cut only balances the load and all cells get a worker, or if no grid is possible.
+    """
     grid = grid_of(state.current_plan)
     balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
     if state.spec.elastic is None or (balances and workers >= grid.cells):
@@ -208,7 +208,7 @@ def next_grid(state: CoordinatorState, workers: int) -> Grid:
 
 
 def grid_for(state: CoordinatorState, workers: int) -> Grid | None:
-    """Return the best grid for a number of workers, as far as is known now; None if no grid fits.
+    """Return the best grid for a number of workers; None if no grid fits, or while the layers are unknown.
 
     Until layers are measured, their counted operations decide; or, if the manifest sets the number of stages, the grid
     has as many pipelines as the workers fill.
@@ -266,13 +266,13 @@ def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
 
 
 def split_of(state: CoordinatorState, grid: Grid) -> Ranges | None:
-    """Return the layers of each stage of a chosen grid; None if the layers are unknown or no split fits."""
+    """Return the layers of each stage; None if the job is not elastic, layers are unknown, or no split fits."""
     rates = choosing.rates_of(state) if state.spec.elastic else None
     return rates.as_run(grid).split(grid) if rates is not None else None
 
 
 def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
-    """Return whether workers have the memory for a split; True if that is unknown."""
+    """Return whether workers have the memory for a split; True if that is unknown, or if the job is not elastic."""
     rates = choosing.rates_of(state) if state.spec.elastic else None
     return rates is None or rates.as_run(grid).has_room(grid, split)
 

@@ -127,7 +127,7 @@ def to_have(state: CoordinatorState) -> int:
 
 
 def fewest_to_begin(state: CoordinatorState) -> int:
-    """Return the number of workers of the smallest grid; of the smallest that fits in memory once sizes are known."""
+    """Return the number of workers of the smallest grid (in elastic jobs with known layers: the smallest that fits)."""
     spec = state.spec
     fewest = fewest_workers(spec)
     rates = choosing.rates_of(state) if spec.elastic else None
@@ -201,8 +201,8 @@ class Worth:
 def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: float) -> int | None:
     """Return the number of workers, without standbys, with the best speed for its price; None if no grid fits.
 
-    Candidates train nearly as fast as the largest number would. The held number stays until another one is clearly
-    better.
+    Candidates train nearly as fast as the largest number would. The held number stays while it is fast enough and no
+    other one is clearly better.
     """
     most, held, top = worth.most, worth.held, worth.speed(worth.most)
     if not top:

@@ -27,8 +27,8 @@ def usual(looks: Looks) -> tuple[float, ...]:
 def have_changed(looks: Looks) -> bool:
     """Return whether the time of all layers has changed by more than the noise.
 
-    It has if every newer measurement is above, or below, every older one, which noise alone does once in a million
-    times, and the medians differ by more than ALIKE.
+    That needs KEPT measurements: all of the newer half above, or all below, the older half (by noise alone once in a
+    million times), and medians that differ by more than ALIKE.
     """
     works = [sum(costs) for costs in looks]
     older, newer = works[: KEPT // 2], works[KEPT // 2 :]

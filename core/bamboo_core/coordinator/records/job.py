@@ -63,7 +63,7 @@ class JobTerms(Record):
         return replace(self, spec=self._of_steps(last), early_stop=EarlyEnd(why=why, wanted_steps=wanted))
 
     def back_at(self, step: int) -> "JobTerms":
-        """Undo an early stop, since the job goes back to the state before `step`, unless no step is left from there."""
+        """Undo an early stop when the job goes back to the state before `step`, if it stopped after that state."""
         stop = self.early_stop
         if stop is None or step >= self.spec.training.steps:
             return self
@@ -267,7 +267,7 @@ class Inquiry(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """An early end of the job, which takes effect once a state of `step` steps or more is kept.
+    """An early end of the job, which takes effect once a state of `step` steps or more is kept, or cannot be in time.
 
     since: when it was requested. unheard: workers have to reconnect to a restarted coordinator first.
     """

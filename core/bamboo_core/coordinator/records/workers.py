@@ -83,7 +83,7 @@ class Workers(dict[WorkerId, WorkerRecord], Record):
 class Notice:
     """The notice of a worker that will leave.
 
-    until: when the worker will be gone. seconds: how long before `until` the notice came. final: the node cannot
+    until: when the worker will be gone. seconds: how long before `until` the notice came. final: the shell cannot
     withdraw the notice. replaced: the coordinator gave it, because the worker is slow; the worker leaves once another
     one has taken its place. spared: the coordinator or its shell gave it, because the worker is not needed.
     free_since_step: the step since which the worker has no part in the plan.

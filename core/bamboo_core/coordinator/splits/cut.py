@@ -35,7 +35,7 @@ def is_cut(state: CoordinatorState) -> bool:
 
 
 def is_moving(state: CoordinatorState) -> bool:
-    """Return whether workers still wait for layers of a cut, so that a loss requires another plan from the cut."""
+    """Return whether workers still wait for layers of a cut or checkpoint: a loss then requires another such plan."""
     plan = state.plan
     return state.phase == "Running" and plan is not None and bool(plan.sources) and not has_begun(state)
 
@@ -61,7 +61,7 @@ def wants(state: CoordinatorState, now: float) -> bool:
 
 
 def is_possible(state: CoordinatorState) -> bool:
-    """Return whether the layers may be split again: nothing else is going on, and layer times are known."""
+    """Return whether layers may be split anew: no end, notice or other change is near, and layer times are known."""
     ending = state.step + 4 >= state.spec.training.steps  # the last step also needs a checkpoint
     busy = ending or state.ending.stopping is not None or len(state.current_plan.layouts) > 1
     return not (busy or _somebody_leaves(state) or known_work(state) is None)

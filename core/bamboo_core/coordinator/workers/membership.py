@@ -24,13 +24,13 @@ from bamboo_core.planning.plan import Peer, Plan, WorkerId, plan_misfits
 
 SAME_SECONDS = 1.0  # a repeated notice that ends at most this much sooner is not new
 LEAST_SECONDS = 5.0  # an old notice alone must not end a worker that has just joined
-EARLY_SECONDS = 10.0  # after the end of its notice a worker that has not joined counts as lost
+EARLY_SECONDS = 10.0  # from the end of its notice until a worker that has not joined counts as lost
 
 
 def joined(turn: Turn, hello: protocol.Hello) -> None:
     """Admit or refuse a worker that opens a channel: a new one, or one that reconnects.
 
-    Workers that are gone, or whose plan is not of this job, are refused.
+    Workers that are gone are refused, and unknown workers whose plan is not this job's or comes after it has recovered.
     """
     state, worker, plan = turn.state, hello.worker, hello.plan
     if worker in state.membership.gone:
@@ -105,9 +105,9 @@ def declare_lost(
 ) -> None:
     """Declare a worker lost, for good.
 
-    known: the shell reports that it is gone, so without an exit code it was taken away; if False, it is only silent.
-    exit_code: its exit code; a negative one (a signal's) counts as None. removed: the shell ended it after it had been
-    declared lost.
+    known: the shell reports that it is gone, so without an exit code it was taken away; if False, the shell may explain
+    its end later. exit_code: its exit code; a negative one (a signal's) counts as None. removed: the shell ended it
+    after it had been declared lost.
     """
     state, exit_code = turn.state, None if exit_code is not None and exit_code < 0 else exit_code
     if worker in state.membership.gone:
@@ -183,8 +183,8 @@ def notice(
     """Record a preemption notice; a later notice can only shorten the time.
 
     If the worker has not joined yet, the notice is announced when it joins. seconds: until the worker is taken away.
-    wanted: the shell gives the worker back. own: the worker itself reports the notice. Notices of these two kinds
-    cannot be withdrawn. cause: an event for the user, emitted if the notice is new.
+    wanted: the shell gives the worker back. own: the worker itself reports the notice. Either makes the notice of a
+    worker that has joined final. cause: an event for the user, emitted if the notice is new.
     """
     members, here, until = turn.state.membership, worker in turn.state.workers, turn.now + seconds
     if worker in members.gone:

@@ -17,9 +17,9 @@ _NAMED = 3  # workers in a sentence
 
 
 def refuse_misfits(turn: Turn) -> None:
-    """Dismiss workers whose platform conflicts with the training workers', or, when the job begins, the majority's.
+    """Dismiss workers whose platform conflicts with that of the workers that train.
 
-    When the job begins, no worker is refused until there are enough for its grid.
+    When the job begins or restarts from a checkpoint, the most common platform decides, once all its workers are ready.
     """
     state, holders = turn.state, _holders(turn.state)
     begins = state.phase in ("Pending", "Restoring")
