@@ -85,7 +85,7 @@ class PlanningView:
 def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     """Return the desired holders of each cell: the owner, the replicas (shadow first), and workers that need the state
     for a new pipeline or a re-split. A cell with too few holders gets spare workers; a cell whose holders are all on
-    one node gets a spare worker elsewhere that has room.
+    one node gets a spare worker elsewhere that has room. A pipeline that is being removed keeps its holders.
     """
     plan = view.plan
     replacements, newcomers = replacement_owners(view), owners_of_new_rows(view)

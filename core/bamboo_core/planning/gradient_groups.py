@@ -62,7 +62,7 @@ def halves(node: SumNode) -> tuple[SumNode, SumNode]:
 
 @lru_cache(maxsize=1024)
 def parent(left: SumNode, right: SumNode, groups: int) -> SumNode | None:
-    """Return the tree node whose halves are these two nodes; None if no node has them. groups: the number of all."""
+    """Return the tree node whose halves are these two nodes; None if no node has them. groups: number of groups."""
     node = SumNode(0, groups)
     while node.end - node.first > 1:
         first, second = halves(node)

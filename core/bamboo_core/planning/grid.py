@@ -1,4 +1,4 @@
-"""The initial assignments: layers to stages, microbatches to pipelines, workers to cells."""
+"""The initial assignments: layers to stages, microbatches to pipelines, workers to cells; and the roles of workers."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence

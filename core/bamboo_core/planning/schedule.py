@@ -32,7 +32,7 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class BackwardInput(Backward):
-    """A backward without the weight gradients, which `BackwardWeight` computes later; the stage before waits for it."""
+    """A backward to the inputs' gradients, for which the stage before waits; `BackwardWeight` computes the weights'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class AddPartialSums:
 
 @dataclass(frozen=True, slots=True)
 class ScatterGradients:
-    """An instruction to send each other owner of this stage (one per pipeline) the chunk of a bucket that it sums."""
+    """An instruction to send each other owner of this stage (one per pipeline) its chunk of a bucket, to be summed."""
 
     bucket: int = 0
 

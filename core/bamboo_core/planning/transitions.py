@@ -1,4 +1,4 @@
-"""Transitions: the next plan after the one in force, for takeover, drain, re-protection, healing and return to target.
+"""Transitions: the next plan, for takeovers, draining, new replicas, healing, and another grid, schedule or mode.
 
 Level-triggered: every function looks only at the current state and proposes at most one next plan. Ownership moves only
 to a worker that already holds a usable state of the stage, so any proposal can be obeyed in the middle of a step.
@@ -83,8 +83,8 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
 
 
 def improve(view: PlanningView) -> Plan | None:
-    """Return the next plan towards the desired holders: add missing replicas, else move cells to their desired owners,
-    else drop superfluous replicas. None if nothing has to change, or until replicas are in sync.
+    """Return the next plan towards the desired holders: add missing replicas, else move cells to owners in sync, else
+    end portions, else drop and reorder replicas. None if nothing has to change, or until replicas are in sync.
     """
     plan, lacks = view.plan, _lacks(view)
     cells = {c: plan.at(c) for c in plan.cells()} if lacks.replicas or not lacks.is_settled else {}
@@ -141,7 +141,7 @@ def _found_lacking(view: PlanningView) -> _Lacks:
 def drain(view: PlanningView) -> Plan | None:
     """Return the plan that moves leaving workers' cells to in-sync replicas, at the next step boundary, or now if a
     worker cannot wait. If there is time, wait for a spare worker to be filled, so that no worker has to run two stages.
-    None if nothing can move yet.
+    None if no worker leaves, or if nothing can move yet.
     """
     if not view.leaving:
         return None

@@ -48,7 +48,7 @@ class Group:
     # by worker, the first worker's number on its machine, if workers share connections, as devices of a node do; ():
     # each has its own
     machines: tuple[int, ...] = ()
-    # for cells that several workers run: the worker of each range of microbatches; the owner runs all of other cells
+    # for cells that several workers run: the worker of each range of microbatches; an owner runs any other cell alone
     runs: tuple[tuple[Place, tuple[Run, ...]], ...] = ()
 
 

@@ -174,8 +174,8 @@ class StepModel:
 
     def _kept(self, before: Plan, plan: Plan, layout: Layout, cell: Cell) -> tuple[tuple[int, ...], float] | None:
         """Return the groups whose sums a new owner gets instead of computing them, and the most seconds until it has
-        the sums. None if no worker has them. Groups are given by the microbatches at their ends, numbered from 0 in the
-        pipeline; the last group is never among them.
+        the sums: ((), 0.0) if the owner stays; None without portions or a worker with sums. Groups are given by the
+        microbatches at their ends, numbered from 0 in the pipeline; the last group is never among them.
         """
         owner, portions, own = plan.at(cell).owner, plan.at(cell).portions, layout.split[cell.pipeline]
         if before.at(cell).owner == owner:
@@ -212,8 +212,8 @@ class StepModel:
         return self._calm(on_devices(alike.plan), alike.layout, alike)
 
     def least_alike(self, alike: AlikePipelines) -> float:
-        """Return a lower bound of a step's seconds with any schedule: a stage's initial wait, all its computing, and
-        the other stages' work afterwards.
+        """Return a lower bound of a step's seconds, in whatever order instructions run: a stage's initial wait, all its
+        computing, and the other stages' work afterwards. With one stage, it is the exact time.
         """
         plan = on_devices(alike.plan)
         if len(plan.stages) == 1:

@@ -187,8 +187,8 @@ def fitting_split(figures: ModelFigures, spec: JobSpec, memory: int) -> Ranges |
     """Return the layers of each stage so that all workers fit into `memory` bytes per device; None if no split is
     found.
 
-    The split is the manifest's if it has one, and the one by costs if that fits or if workers have several devices.
-    Raises ValueError if there are fewer layers than stages.
+    The manifest's split, if any, is the only candidate; without one the split by costs comes first, and is the only
+    candidate if workers have several devices. Raises ValueError if there are fewer layers than stages.
     """
     spec = in_force(spec)
     usual = layer_ranges(figures.costs, spec.topology, devices=spec.worker.devices)
