@@ -6,8 +6,8 @@ from bamboo_core.planning.profile import Bytes
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory use of a worker's GPU, or of its host if it has no GPU. peak: the most used so far. limit: the most that
-    it may use.
+    """Memory use of a worker's GPU (with several: the one closest to its limit), or of its host if it has no GPU. peak:
+    the most used so far. limit: the most that may be used.
     """
 
     peak: Bytes

@@ -141,7 +141,7 @@ class Heartbeat(Message, frozen=True):
 
     step: Count
     doing: str = ""
-    # memory, times: of the newest step, about once a second
+    # times: of the newest microbatches, at most once a second; None: not sent this time
     memory: Memory | None = None
     busy: Seconds = 0.0  # seconds since its current activity began
     times: Annotated[tuple[StageTimes, ...], msgspec.Meta(max_length=MOST_TIMES)] | None = None
@@ -395,14 +395,14 @@ class FindCheckpoint(Message, frozen=True):
 
 
 class TakeCheckpoint(Message, frozen=True):
-    """The coordinator's request to the root to keep the state of step `at`, or a later one, as a checkpoint."""
+    """The coordinator's request to the root for a checkpoint or cut (`hold`) of step `at`'s state or a later one."""
 
     number: Count
     at: Count
     writers: tuple[tuple[WorkerId, ...], ...]  # by stage, the workers that share its layers and write them to the store
     hold: bool = False  # no worker begins another step after it, and all keep their layers in host memory
-    # the job is to end: the root commits no other step until it gets another TakeCheckpoint, or a ReportRequest, which
-    # a coordinator sends that does not know of the pause
+    # the job is to end: the root commits no other step until it gets another TakeCheckpoint, or a ReportRequest from a
+    # coordinator that does not know of the pause
     pause: bool = False
 
 
@@ -431,7 +431,7 @@ class CommitCheckpoint(Message, frozen=True):
 
 
 class DropCopies(Message, frozen=True):
-    """A request to drop the host-memory copies of these checkpoints, which were abandoned or have a successor."""
+    """A request to drop host-memory copies of these abandoned or replaced checkpoints, and files of unfinished ones."""
 
     checkpoints: tuple[CheckpointId, ...]
 

@@ -54,8 +54,8 @@ def done_by(spec: JobSpec) -> datetime | None:
 
 
 def seconds_late(date: datetime, now: datetime, left: float | None) -> float | None:
-    """Return by how many seconds the job misses its date, negative if it is early; None if unknown. left: seconds until
-    the last step at the current rate; None if unknown.
+    """Return by how many seconds the job misses its date, negative if it is early, at most 0 once all steps are done;
+    None if unknown. left: seconds until the last step at the current rate; None if unknown.
     """
     until = (date - now).total_seconds()
     if left is None:

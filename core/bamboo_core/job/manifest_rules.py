@@ -69,7 +69,7 @@ def _is_shown(value: Any) -> bool:
 
 
 class _Stored:
-    """A proxy through which a rule reads an object's attributes, as an API server stores it and recording what is read.
+    """A proxy through which a rule reads an object as an API server stores it. It records the fields that are read.
 
     objects: all objects that were read, by path. read: collects the path and value of each field that the rule reads.
     """

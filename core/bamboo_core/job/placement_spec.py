@@ -82,10 +82,9 @@ def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
 
 
 def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[tuple[float, int], ...]:
-    """Return for each pool (hourly price of a worker, number of workers), in the order in which pools supply more.
-
-    The pools before the last one that has workers come last, since they are full or deliver nothing. Pools without a
-    price are left out. counts: workers by pool.
+    """Return (hourly price of a worker, number of workers) of each pool with a price and room, in the order in which
+    the pools supply more. Pools before the last one that has workers come last, since they are full or deliver nothing;
+    pools after one without maxWorkers are left out. counts: workers by pool.
     """
     first = max((index for index, pool in enumerate(pools) if counts.get(pool.name)), default=0)
     found: list[tuple[float, int]] = []

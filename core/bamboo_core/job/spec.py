@@ -1,8 +1,8 @@
 """A BambooJob's spec as frozen values: the types of the API, from which everything else about it is generated.
 
-Only `bamboo_core.job.manifest` creates these values, and checks every rule. A field's annotation gives its form, and
-the text below it is its description (see `bamboo_core.job.model`). Absent parts are None; lists are tuples. Durations
-are seconds; field names are the manifest's in snake_case.
+`bamboo_core.job.manifest` reads these values and checks every rule. A field's annotation gives its form, and the text
+below it is its description (see `bamboo_core.job.model`). Absent parts are None; lists are tuples. Durations are
+seconds; field names are the manifest's in snake_case.
 """
 
 from collections.abc import Mapping
@@ -183,7 +183,7 @@ class RedundancySpec:
     """
 
     @property
-    def kept(self) -> int:  # replicas that there should be of each stage's state; in Auto: other workers with it
+    def kept(self) -> int:  # requested replicas of each stage's state; in Auto other pipelines' owners count, too
         return 0 if self.mode is RedundancyMode.NONE else self.replicas
 
     def on(self, pipelines: int, *, apart: bool = True) -> "RedundancySpec":

@@ -1,8 +1,8 @@
 """The Kubernetes client of the command line and the operator: the official asyncio client, with objects as dicts.
 
 Its typed calls reject fields that they do not know, so every call here is the generic one, with a time limit. Every
-failure is a RemoteError in one sentence: an ApiError if the server refuses, a ClusterUnreachable if it does not answer,
-a ConfigError if the kubeconfig is wrong. Importing this module takes a while.
+failure is a RemoteError in one sentence (ApiError: the server refuses; ClusterUnreachable: it does not answer;
+ConfigError: the kubeconfig is wrong), or JobGone. Importing this module takes a while.
 """
 
 import asyncio

@@ -62,9 +62,9 @@ def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
 
 
 def history(page: MetricsPage, job: JobKey, status: Status) -> None:
-    """Add a coordinator's counters: restarts, preemptions, takeovers, traffic and checkpoints. They start at 0 with
-    each coordinator, so their increase is right even if an earlier coordinator had counted more (see the operator's
-    `JobMeter`).
+    """Add a coordinator's counters (lost samples, skipped steps, restarts, preemptions, takeovers, checkpoints) and its
+    workers' mean traffic. Counters start at 0 with each coordinator, so their increase is right even if an earlier
+    coordinator had counted more (see the operator's `JobMeter`).
     """
     page.add(table.JOB_LOST_SAMPLES, status.trained_without, *job)
     page.add(table.JOB_SKIPPED_STEPS, status.skipped_steps, *job)
@@ -115,7 +115,7 @@ def _milliseconds(takeover: Takeover, phase: str) -> float:
 def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:
     """Return the useful worker-seconds of the steps committed between these two states of the same coordinator.
 
-    Each worker that owns a stage counts with the step's duration, at most the usual duration of a step before. So
+    Each worker that owns a stage counts with the newest step's duration, at most the usual one of earlier steps. So
     pauses, workers on standby and repetitions, in a step or after a return to a checkpoint, do not count.
     """
     steps = after.progress.trained - before.progress.trained

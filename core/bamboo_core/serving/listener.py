@@ -27,8 +27,8 @@ K = TypeVar("K")
 
 
 def network_of(host: str) -> str:
-    """Return the network that identifies a caller: its IPv4 address, or the 64-bit network of its IPv6 address, all of
-    which a host may use. Text that is no address is returned as it is.
+    """Return the network that identifies a caller: its IPv4 address, or the 64-bit network of its IPv6 address, since
+    one host may use every address in that. Text that is no address is returned as it is.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
