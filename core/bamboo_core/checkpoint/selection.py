@@ -90,8 +90,8 @@ def choose(
     """Return the newest complete checkpoint that this job can resume from, and newer ones that were rejected.
 
     digest: the job's `numbers_digest`. layers: the number of layers of the job's model; None if unknown. steps: the
-    largest step that the checkpoint may have. bad: checkpoints that proved damaged when read. Newer unfinished ones are
-    skipped silently, since their existence was never reported.
+    largest step that the checkpoint may have. bad: checkpoints that proved damaged when read, or whose state may be
+    wrong. Newer unfinished ones are skipped silently, since their existence was never reported.
     """
     passed: list[tuple[CheckpointId, str]] = []
     for one in sorted(listed, key=newest_first):

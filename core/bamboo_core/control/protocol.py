@@ -214,7 +214,7 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class StateHeld(Message, frozen=True):
-    """A worker's report on its copies, in host memory, of layers of a cut's state, the last one before a re-split."""
+    """A worker's report on its copies, in host memory, of layers of a cut's state, with which a re-split begins."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]

@@ -283,8 +283,8 @@ class CheckpointWrite:
 class CheckpointSummary:
     """The job's newest checkpoint and its counts, for display.
 
-    step: step of the newest checkpoint; None if none is known. age: seconds since its commit; None if an earlier
-    coordinator committed it. seconds, bytes: duration and size of the newest checkpoint. place: the storage, without
+    step: step of the newest checkpoint; None if none is known. age: seconds since its commit; None unless this
+    coordinator saw that. seconds, bytes: duration and size of the newest checkpoint. place: the storage, without
     credentials. every_steps: steps between checkpoints. first: the step with which the job began.
     """
 

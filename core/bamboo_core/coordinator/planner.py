@@ -101,7 +101,7 @@ def _forget_unreported(turn: Turn) -> None:
 def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
     """Return whether the step in progress would end sooner if it began anew on the grid that the job changes to next.
 
-    The layers move either way. A step begins anew at most once, so that it comes to its end.
+    That grid needs another split anyway. A step begins anew at most once, so that it comes to its end.
     """
     plan, grids, rates = state.current_plan, state.grids, state.grids.rates
     if state.phase != "Running" or rates is None or grids.expected is None or state.splits.resplit is not None:
@@ -116,7 +116,7 @@ def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
 
 
 def _better_plan(view: PlanningView) -> Plan | None:
-    """Return a plan that improves on the view's plan, or None. Pure: an equal view gives None again."""
+    """Return a plan that improves on the view's plan, or None. Pure, so that an equal view need not be tried again."""
     return drain(view) or drop_old_layouts(view) or resize(view) or switch_mode(view) or improve(view)
 
 
@@ -312,7 +312,7 @@ def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
 
 
 def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:
-    """Return each stage's layers (first, end) in the plan to start with; None until the costs of layers are known."""
+    """Return each stage's layers (first, end): the last plan's if they fit, else a new split; None without costs."""
     if state.plan and len(state.plan.stages) == grid.stages and following.has_room(state, grid, state.plan.stages):
         return state.plan.stages
     if state.layers.costs is None:

@@ -57,7 +57,7 @@ def join(path: str, name: str) -> str:
 
 @dataclass(slots=True)
 class Fields:
-    """Reader of one object. It notes a wrong field once and continues with a harmless value.
+    """Reader of one object. It notes a problem for each wrong field, which then reads as absent.
 
     places: the paths of fields in the whole document by name, to suggest for an unknown field.
     """

@@ -37,7 +37,7 @@ def _first_pool(spec: JobSpec) -> Iterator[str]:
 
 
 def _containers(spec: JobSpec) -> Iterator[str]:
-    """Warn about containers whose name looks like a misspelt one of the worker's: they run in addition to it."""
+    """Warn about containers whose name looks like a misspelt `trainer`: they run beside the worker's container."""
     for path, template in templates_of(spec):
         inside = template.get("spec")
         containers = inside.get("containers") if isinstance(inside, Mapping) else None

@@ -126,7 +126,7 @@ class TrainingSpec:
     gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
     """The number of groups of consecutive microbatches in which gradients are summed; the bits depend on it. Pipelines
     cannot be more than groups. A pipeline with n groups needs log2(n) more buffers of the size of a stage's gradient.
-    By default up to 16 groups of equal size.
+    By default up to 16 groups of nearly equal size.
     """
     deterministic: Annotated[bool, Mark.NO_NUMBERS] = True
     """Repeated work gives the same bits, and copies are compared. False lets kernels add in any order, and compares
@@ -184,8 +184,8 @@ class TrainingSpec:
 
     @property
     def usual_group(self) -> int:
-        """Return the number of microbatches in each group but the last, if the manifest does not set the number of
-        groups.
+        """Return the most microbatches in a group, if the manifest does not set the number of groups. Groups are nearly
+        equal (`group_bounds`).
         """
         return (self.microbatches + DEFAULT_GROUPS - 1) // DEFAULT_GROUPS
 

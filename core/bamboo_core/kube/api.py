@@ -175,7 +175,7 @@ def _environment_proxy(url: str) -> str | None:
 
 
 class Connection:
-    """The connections to one API server, shared by many tasks. All methods raise RemoteError.
+    """The connections to one API server, shared by many tasks. All methods may raise a RemoteError.
 
     agent: the calling program. seconds: the time limit of a call. tries: how often a call is tried while the server
     answers 429: it is busy, or does not serve a new CRD yet. connections: the most open at once. ended: called after

@@ -66,7 +66,7 @@ class Layer(_Part, frozen=True, kw_only=True):
 
 
 class Network(_Part, frozen=True, kw_only=True):
-    """The network between two machines, in bytes a second."""
+    """The network between two machines: bandwidths in bytes per second, latency in seconds."""
 
     flow: Rate  # of one connection
     machine: Rate  # of all that a machine sends, and of all that it receives
@@ -80,7 +80,7 @@ class Network(_Part, frozen=True, kw_only=True):
 
 
 class Storage(_Part, frozen=True, kw_only=True):
-    """The store of checkpoints, as one machine sees it."""
+    """The store of checkpoints, as one machine sees it: bandwidths in bytes per second, latency in seconds."""
 
     write: Rate
     read: Rate

@@ -29,14 +29,14 @@ LEAST_SECONDS: Final = 1.0  # of a step that must remain for a move within it
 
 @dataclass(frozen=True, slots=True)
 class StageLost:
-    """The cells whose state no worker holds any more."""
+    """The lost cells whose state no remaining worker is known to hold."""
 
     cells: tuple[Cell, ...]
 
 
 def takeover(view: PlanningView) -> Plan | StageLost | None:
     """Return the plan that at once moves every cell of a lost worker to a holder of its stage. None if no worker of the
-    plan is lost; StageLost if a cell has no holder left.
+    plan is lost; StageLost if a cell has no known holder left (`_candidates`).
     """
     plan = view.plan
     lost = plan.holders() - view.live.keys()

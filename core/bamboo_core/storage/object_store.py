@@ -73,7 +73,7 @@ class ObjectFiles:
         self._check(path, size)
 
     def create(self, path: str, data: bytes) -> None:
-        """Create a file by a conditional request; in stores without these, check first whether the file exists."""
+        """Create a file by a conditional request, or a plain one if the store has none. Raises FileExistsError."""
         where = self._path(path)
         if self._exists(path):
             raise FileExistsError(where)

@@ -259,8 +259,8 @@ def _seconds_now(one: StepTime, rates: GridRates) -> float:
 def now_expected(state: CoordinatorState, rates: GridRates) -> float:
     """Return the expected seconds of a step under the plan in force, including workers that run several stages.
 
-    Portions, which speed up a doubled stage, are left out: a worker of two stages holds the states of both, and a
-    complete grid is worth more than its step time alone.
+    Portions, which speed up a doubled stage, are left out: this favours a complete grid, in which no worker has to hold
+    the states of two stages.
     """
     plan = state.current_plan
     if not is_short(state) and (seconds := known_steps(state, rates).get(grid_of(plan))):

@@ -228,7 +228,7 @@ def _fewest(worth: Worth, most: int, speed: float) -> int:
 
 
 def _compared(worth: Worth, fewest: int, most: int, top: float) -> Iterator[int]:
-    """Yield the numbers of workers that could be worth more than the fewest, thinned to about MOST_COMPARED."""
+    """Yield at most MOST_COMPARED numbers of workers, from `fewest` up, that could be worth more than `fewest`."""
     least = worth.value(fewest)
     able = [n for n in range(fewest, most + 1) if top >= least * worth.price(n)] or [fewest]
     yield from able[:: -(-len(able) // MOST_COMPARED)]

@@ -166,10 +166,10 @@ class GridState(Record):
 class Resplit:
     """A re-split of the layers in progress (`cut`).
 
-    number: the number of the request for a cut after step `at` or a later one. asked, asked_at: the root that was last
-    asked, and when. cut: the state to move; None until a commit has carried the request. since: when the request was
-    made; from the cut on, when the cut came. held: the layers of that state that each worker reports to hold. stages:
-    the new split if it is only for speed, on the same grid and workers; else None.
+    number: of the request for a cut after step `at` or a later one; 0 without a request. asked, asked_at: the root that
+    was last asked, and when. cut: the state to move; None until a commit has carried the request. since: when the
+    request was made; from the cut on, when the cut came. held: the layers of that state that each worker reports to
+    hold. stages: the new split if it is only for speed, on the same grid and workers; else None.
     """
 
     number: int

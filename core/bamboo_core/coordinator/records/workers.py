@@ -272,7 +272,7 @@ class GuardState(Record):
     differences: int = 0
 
     def at(self, origin: int, stage: int, version: int) -> ReportedState | None:
-        """Return the checksums reported of a stage's state at a version; None without a report."""
+        """Return the checksums reported of a stage's state at a version; None without a report of this origin."""
         return self.reported.get((stage, version)) if origin == self.plan_origin else None
 
     def reporting(

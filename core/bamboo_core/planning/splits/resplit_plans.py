@@ -203,7 +203,7 @@ def resplit_plan(
 
     If `staying` are too few, each runs several cells; if grid and workers stay, each keeps its cell. plan: the plan in
     force. staying: the workers that may get cells. live: all workers, including those that only send layers. may_be:
-    returns whether memory suffices for a split; if not, `instead` is used.
+    returns whether memory suffices for a split; if not, `instead` is used unless it is None.
     """
     ranges = layer_ranges(work.costs, spec.topology, grid.stages, spec.worker.devices)
     if instead is not None and not may_be(ranges):

@@ -85,7 +85,7 @@ def _bounds(spec: JobSpec) -> tuple[range, range]:
 
 
 def may_do_without(spec: JobSpec) -> bool:
-    """Return whether a job that keeps checkpoints may train without its replicas if no grid has room for them."""
+    """Return whether the job has checkpoints and replicas, so that it may do without replicas if no grid fits them."""
     return spec.checkpoint is not None and spec.redundancy.mode is not RedundancyMode.NONE
 
 

@@ -316,8 +316,8 @@ class _Execution:
         self._workers[number].alive = False
 
     def _take_over(self, loss: StepLoss, now: float) -> None:
-        """Apply a loss: senders repeat frames that new runners may lack, and rerun microbatches whose frames are
-        in no log.
+        """Apply a loss: give cells to new runners. Senders repeat frames that these may lack, and rerun microbatches
+        whose frames are in no log.
         """
         kept = dict(loss.kept)
         for place, runs in loss.runs:
