@@ -1,4 +1,4 @@
-"""The planner decides the next plan: takeovers and plans from a cut at once, others once all have applied the last."""
+"""The planner decides the next plan: at once after a loss or a cut, else once workers have applied the newest plan."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -312,7 +312,7 @@ def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
 
 
 def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:
-    """Return each stage's layers (first, end): the last plan's if they fit, else a new split; None without costs."""
+    """Return each stage's layers (first, end): the last plan's if they fit, else split by costs; None without costs."""
     if state.plan and len(state.plan.stages) == grid.stages and following.has_room(state, grid, state.plan.stages):
         return state.plan.stages
     if state.layers.costs is None:

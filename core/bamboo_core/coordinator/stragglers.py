@@ -220,7 +220,7 @@ def _worst(state: CoordinatorState) -> WorkerId | None:
 
 
 def _has_replacement(turn: Turn) -> bool:
-    """Return whether a straggler may be replaced: a standby is free, no worker runs two stages, and the limit holds."""
+    """Return whether to replace a straggler: a standby is free, no worker runs two stages, the limit is not reached."""
     state, plan = turn.state, turn.state.current_plan
     owners = [plan.at(cell).owner for cell in plan.cells()]
     alone = len(set(owners)) == len(owners)

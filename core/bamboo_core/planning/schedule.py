@@ -32,7 +32,7 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class BackwardInput(Backward):
-    """A backward to the inputs' gradients, for which the stage before waits; `BackwardWeight` computes the weights'."""
+    """A backward for the inputs' gradients only, which the stage before awaits; `BackwardWeight` computes the rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 
 
 def _note(turn: Turn, staying: int) -> None:
-    """Record the number of ready workers without a notice (`staying`); with `objective: Value` also which have none."""
+    """Record the number of ready workers without a notice (`staying`), and which have none (`objective: Value`)."""
     state = turn.state
     leaving = [w for w in state.holding.staying if w in state.noticed]
     spared = sum(1 for w in leaving if state.membership.leaving[w].spared and state.workers[w].ready)

@@ -267,7 +267,7 @@ class Inquiry(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """An early end of the job, which takes effect once a state of `step` steps or more is kept, or cannot be in time.
+    """An early end of the job, once a state of `step` steps or more is kept, or cannot be kept in time.
 
     since: when it was requested. unheard: workers have to reconnect to a restarted coordinator first.
     """

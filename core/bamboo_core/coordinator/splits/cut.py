@@ -35,7 +35,7 @@ def is_cut(state: CoordinatorState) -> bool:
 
 
 def is_moving(state: CoordinatorState) -> bool:
-    """Return whether workers still wait for layers of a cut or checkpoint: a loss then requires another such plan."""
+    """Return whether workers still wait for layers of a cut or checkpoint; a loss then needs another plan from it."""
     plan = state.plan
     return state.phase == "Running" and plan is not None and bool(plan.sources) and not has_begun(state)
 

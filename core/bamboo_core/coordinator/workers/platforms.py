@@ -19,7 +19,7 @@ _NAMED = 3  # workers in a sentence
 def refuse_misfits(turn: Turn) -> None:
     """Dismiss workers whose platform conflicts with that of the workers that train.
 
-    When the job begins or restarts from a checkpoint, the most common platform decides, once all its workers are ready.
+    When the job begins or restarts from a checkpoint, the most common platform decides, once all workers are ready.
     """
     state, holders = turn.state, _holders(turn.state)
     begins = state.phase in ("Pending", "Restoring")
