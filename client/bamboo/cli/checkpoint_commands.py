@@ -175,7 +175,7 @@ def _check_url(url: str) -> None:
 
 
 def _problems(store: "CheckpointStore", one: "ListedCheckpoint") -> list[str]:
-    """Return a checkpoint's problems, [] if it is sound. Its files are read only if its manifest is readable."""
+    """Return a checkpoint's problems: an unreadable manifest, damaged files or a failing store. [] if it is sound."""
     from bamboo_core.checkpoint.selection import ListedState
     from bamboo_core.storage.bounded import StoreUnavailable
 

@@ -11,7 +11,7 @@ MOST = 200
 
 
 def job_names(incomplete: str, namespace: str | None, context: str | None, path: str | None) -> list[str]:
-    """Return at most MOST job names that begin with `incomplete`; [] if the cluster fails or takes over SECONDS."""
+    """Return at most MOST job names that begin with `incomplete`; [] on failure or after SECONDS."""
     try:
         found = loop_signals.run_until_stopped(lambda: _names(namespace, context, path))
     except (RemoteError, TimeoutError, asyncio.CancelledError):

@@ -21,7 +21,7 @@ GONE_SECONDS: Final = 600.0  # for workers to end, after a checkpoint
 
 
 class ClusterJob:
-    """A job on a cluster, identified by its uid. All methods are called in the background loop.
+    """A job on a cluster, identified by its uid. Its coroutines run in the background loop.
 
     They raise RemoteError for errors of the API server or the connection; `handle.call` converts it.
     """
@@ -38,7 +38,7 @@ class ClusterJob:
         return progress_of(await self._now())
 
     def feed(self) -> Callable[[], Coroutine[Any, Any, list[Occurrence]]]:
-        """Return a function that returns the events of the job and its pods since its last call.
+        """Return a function whose first call returns all events of the job and its pods, and later calls the new ones.
 
         A cluster usually keeps events for an hour. A repeated event is returned again.
         """

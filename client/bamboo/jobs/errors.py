@@ -39,7 +39,7 @@ class JobFailed(JobError):
 
 
 class JobUnrecoverable(JobError):
-    """Too many workers were lost at once: a part of the state has no copy left, and there is no checkpoint."""
+    """A part of the state was lost with all its copies, and the job could not go back to a checkpoint."""
 
 
 class JobInterrupted(JobError):

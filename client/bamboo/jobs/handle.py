@@ -115,8 +115,8 @@ class JobHandle:
     def wait(self, timeout: float | None = None) -> JobProgress:
         """Wait until the job is complete. timeout: seconds, after which NotInTime is raised and the job goes on.
 
-        Raises JobFailed, JobUnrecoverable or JobInterrupted, with the reason and the traceback of the user's code.
-        Ctrl-C ends a local job, after its state is saved; for a job on a cluster it ends only the wait.
+        Raises JobFailed, JobUnrecoverable or JobInterrupted, with the reason and for a local job the end of its log.
+        Ctrl-C ends a local job, after a last checkpoint if it keeps any; for a job on a cluster it ends only the wait.
         """
         try:
             return self._do(self._job.wait(timeout))
@@ -198,9 +198,9 @@ class JobHandle:
         step: int | None = None,
         force: bool = False,
     ) -> Path:
-        """Write the trained weights, or the checkpoint of `step`, as one state dict (`bamboo export`); return its path.
+        """Export the trained weights, or the checkpoint of `step`, like `bamboo export`; return the path.
 
-        force: replace an existing path.
+        format: one file with a state dict, or a folder for transformers. force: replace an existing path.
         """
         job, output = self._job, Path(path)
         url = job.checkpoint_place() if step is not None else job.weights_place()  # only a checkpoint has that step

@@ -50,8 +50,8 @@ class Job:
     ) -> None:
         """Build a job. parts: sections of the manifest's spec, named and shaped as in YAML (docs/api.md).
 
-        task: the function that builds it, its "module:function", or the section spec.task. config: the function's
-        argument. labels, annotations: metadata of the object on a cluster.
+        task: the function that builds the task, its "module:function", or the section spec.task. config: that
+        function's argument. labels, annotations: metadata of the object on a cluster. Raises InvalidJob.
         """
         folder: Path | None = None
         task_part: dict[str, Any]

@@ -58,7 +58,7 @@ class _Follower:
 
 
 class LocalJob:
-    """A local job: one run after another, with suspensions between them. All methods are called in the loop.
+    """A local job: one run after another, with suspensions between them. Its coroutines run in the background loop.
 
     Without an output folder the job uses a temporary one. It is removed when the job is closed or, if this program is
     killed, when another run begins on this machine.

@@ -35,8 +35,7 @@ ZONES = ("a", "b", "c")  # of made-up nodes, if neither flags nor job name zones
 
 def planned(job: JobSource, wanted: PlanOptions) -> tuple[PlanReport, tuple[str, ...]]:
     """Search for the job's best machines, grid and protection. Return the result, and warnings about job and profiles.
-
-    Raises InvalidRequest if the request cannot be fulfilled.
+    Raises InvalidRequest.
     """
     _check(wanted)
     spec, now = job.spec, datetime.now(UTC)
@@ -98,7 +97,9 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
 
 
 def _prices(wanted: PlanOptions) -> PriceList | None:
-    """Return the price list of --prices, else Bamboo's newest if --device is given, else None. Raises PriceError."""
+    """Return the price list of --prices, or else Bamboo's newest; with --device, only the machines with these devices.
+    None without both flags. Raises PriceError.
+    """
     devices = _names(wanted.device)
     path = wanted.prices or (shipped_prices()[-1] if devices else None)
     if path is None:
@@ -130,9 +131,8 @@ def _machines(
 
 
 def _market(wanted: PlanOptions, spec: JobSpec) -> Market:
-    """Return the recorded or generated spot nodes in the job's allowed zones.
-
-    Raises InvalidRequest, NodeTraceError, SimulationError.
+    """Return the recorded or generated spot nodes in the job's allowed zones. Raises InvalidRequest, NodeTraceError,
+    SimulationError.
     """
     if wanted.trace:
         with RunProgress(1, "reading", shown=not wanted.quiet):

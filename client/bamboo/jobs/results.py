@@ -35,7 +35,7 @@ class JobProgress:
     state: Starting, Running, Degraded, Restoring, Suspended, Complete, Failed and others, as in `bamboo status`. steps:
     None if only the task's data can tell. grid: workers by pipeline and stage. workers: number of ready ones.
     eta_seconds, samples_per_second: None if unknown. checkpoint_step: the step of the newest checkpoint. page: URL of
-    the job's page, "" if there is none. lost_samples: None on a cluster, whose metrics count them.
+    the job's page, "" if there is none. metrics, lost_samples: only of local jobs.
     """
 
     name: str

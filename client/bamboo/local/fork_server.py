@@ -159,7 +159,7 @@ class ForkServer:
         self.signal(worker, signal.SIGUSR1)
 
     def signal(self, worker: WorkerId, number: int) -> None:
-        """Send a signal to a worker; a starting worker gets it as soon as its process exists."""
+        """Send a signal to a worker, if it lives; a starting one gets the last signal once its process exists."""
         if worker not in self._pids:
             return
         if (pid := self._pids[worker]) is None:
@@ -241,7 +241,7 @@ class ForkServer:
         adopt(adopts=ForkServer._launchers > 0)
 
     async def _end_orphans(self, launcher: int, workers: set[int]) -> None:
-        """End the processes that an ended launcher has left; wait up to CLOSE_SECONDS until its workers are gone."""
+        """End the processes that an ended launcher left; wait up to CLOSE_SECONDS until they and `workers` are gone."""
         orphans, late = Orphans(), time.monotonic() + CLOSE_SECONDS
         left: set[int] = set()
         while time.monotonic() < late:

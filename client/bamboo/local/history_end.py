@@ -58,7 +58,7 @@ class StepsHeard:
     def numbered(self, newest: int) -> list[Record]:
         """Return the records of the current attempt, with the number of the history's newest attempt.
 
-        newest: the history's newest attempt; 0 if it has none, in which case all records keep their own numbers.
+        newest: the history's newest attempt; 0 if it has none: then all records are returned unchanged.
         """
         records: list[Record] = [*self._steps, *self._evaluations]
         if not newest:
@@ -67,7 +67,7 @@ class StepsHeard:
 
 
 def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
-    """Write the events that no worker has written to the store, and the whole history to a file in the output folder.
+    """Complete the store's history, if begun, with the events of `rest`; write all of it to a file in `output`, if any.
 
     If this process or the store knows of a committed step, the file is written even if the store fails; it then has
     what this process knows. Raises StorageError or HistoryError: for the folder, or, at the end, for the store.

@@ -1,7 +1,6 @@
 """The local runner, which runs a BambooJob on this machine, with the coordinator in this process.
 
-One queue of events, one loop: every event goes through `coordinator.step`, and the runner executes the returned
-commands at once.
+Its loop takes all events from one queue, passes each to `coordinator.step`, and executes the returned commands at once.
 """
 
 import asyncio
@@ -219,8 +218,8 @@ class _LocalRun:
         return {root}
 
     def _hear_of_loggers(self, event: Event) -> bool:
-        """Return whether the event is a worker's report that its loggers still write; then record it, show it, and
-        cancel the worker's pending kill.
+        """Return whether the event is a worker's report that its loggers still write. If it is, record and show the
+        report, and cancel the worker's pending kill.
         """
         match event:
             case Received(worker, WorkerWarning(reason=protocol.LOGGERS_AWAITED, message=text)):
@@ -343,7 +342,7 @@ class _LocalRun:
             self._recorded_since = now
 
     def _end_without_nodes(self, now: float) -> None:
-        """Fail the job if the recording is over and its last node has gone."""
+        """Fail the job if the recording has no node now or later, and no worker is left."""
         if self._preemptor.leaves_none(self._recorded(now)) and not self._workers.alive:
             done = f"{self._state.step} of {count(self._spec.training.steps, 'step')} are done"
             self._fail("RecordingOver", f"the recording of nodes is over, and none is left at its end; {done}")
@@ -379,7 +378,7 @@ class _LocalRun:
                 self._strike(due)
 
     def _strike(self, strike: Strike) -> None:
-        """Kill a worker, or give it notice."""
+        """Kill a worker, or give it notice and kill it after NOTICE_SECONDS."""
         if strike.notice:
             self._events.put_nowait(PreemptionNotice(strike.worker, NOTICE_SECONDS))
             self._workers.kill_after(NOTICE_SECONDS, strike.worker)
@@ -399,7 +398,7 @@ class _LocalRun:
                 self._events.put_nowait(SpecChanged(request.spec))
 
     def _interrupt(self) -> None:
-        """Handle Ctrl-C: the first in training requests a clean end, which saves the state; any other cancels the run.
+        """Handle Ctrl-C: the first in training requests an end after a last checkpoint, if any; others cancel the run.
 
         If the job is over and only loggers still write, Ctrl-C ends just the wait for them.
         """
@@ -420,7 +419,7 @@ class _LocalRun:
     # the end
 
     async def _keep_weights(self) -> None:
-        """Export a complete job's last state as weights. If that fails, the job fails, and its checkpoint stays."""
+        """Export a complete job's weights to the output, if any. If that fails, the job fails; its checkpoint stays."""
         output, finish, state = self._options.output, self._finish, self._state
         if output is None or finish is None or finish.outcome is not Outcome.COMPLETE:
             return

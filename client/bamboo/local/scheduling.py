@@ -110,7 +110,7 @@ def parse(texts: Iterable[str], *, seed: int = 0) -> Schedule:
 
 
 def check(schedule: Schedule, spec: JobSpec) -> None:
-    """Raise ValueError for a preemption that no grid of the job allows, or a recording with too few nodes to start."""
+    """Raise ValueError for a preemption in a step or stage that the job lacks, or a recording with too few nodes."""
     steps, stages = spec.training.steps, most_stages(spec)
     if schedule.rooms:
         most, fewest = max(room.nodes for room in schedule.rooms), fewest_workers(spec)

@@ -66,11 +66,11 @@ def train(job: JobSource, options: RunOptions, report: ReportOptions) -> int:
 
 
 def undisturbed_job(job: JobSource, ran: Summary) -> JobSource:
-    """Return the job for the second run of --verify, without replicas and standbys, on another grid.
+    """Return the job for the second run of --verify, without replicas and standbys, on another grid if possible.
 
     It has one pipeline less than the manifest, or than the grid at the end of `ran` if the coordinator chose the grid.
     With a single pipeline it has one stage less, so that it takes no more memory on a worker than the job with its
-    replicas. A job without room for replicas has none for longer stages either, and runs again on the same grid. The
+    replicas. The grid stays the same with a single worker, or without room for replicas, and so for longer stages. The
     copy has no checkpoints and no budget.
     """
     spec, topology = job.spec, job.spec.topology
@@ -110,7 +110,7 @@ async def _shown(job: JobSource, options: RunOptions, report: ReportOptions) -> 
 async def run_with_page(
     job: JobSource, options: RunOptions, view: Callable[[str], RunView], *, port: int | None
 ) -> Summary:
-    """Run the job, serve its page meanwhile, and write the final page into the output folder.
+    """Run the job, serve its page meanwhile, and write the final page into the output folder, if there is one.
 
     view: returns the user's view for the page's URL, "" without a page. port: 0 for any, None for no page. Raises
     PageError if the page cannot be served, and what `run_job` raises.

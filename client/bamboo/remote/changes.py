@@ -93,7 +93,7 @@ async def resume(session: Session, name: Target, *, wait: bool, timeout: float) 
 
 
 async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool, timeout: float) -> int:
-    """Delete jobs after a confirmation. All are looked up first, so that a misspelt name deletes nothing."""
+    """Delete jobs, after a confirmation if some are not over. All are looked up first; a misspelt name deletes none."""
     jobs = [view_of(body) for body in await asyncio.gather(*(session.api.job(*session.of(n)) for n in names))]
     if lost := "; ".join(text for job in jobs if (text := phrases.deleting(job))):
         confirm(lost, yes=yes)

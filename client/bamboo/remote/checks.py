@@ -87,7 +87,7 @@ class ClusterFacts:
 
     @property
     def operator_pod(self) -> Object | None:
-        """The running pod of the namespace's operator; None if none runs or it is not clear which it is."""
+        """The running pod of the namespace's operator; None if none is known to run, or it is unclear which it is."""
         return None if isinstance(self.operators, Unreadable) else operator_for(self.operators, self.namespace)
 
 

@@ -18,7 +18,7 @@ class JobDeleted(RemoteError):
 
 
 class JobReader:
-    """A reader that follows one job by its uid, not a later job of the same name. It reads a node once, for its zone.
+    """A reader that follows one job by its uid, not a later job of the same name. It reads each worker's node once.
 
     uid: the job's UID; "" takes the UID of the job that is read first.
     """

@@ -44,7 +44,7 @@ async def submit(
 
     Return the job before the change (None if it did not exist) and after it. namespace: the user's choice; None for the
     manifest's, or else the kubeconfig's. force: take over fields that others manage. Raises UsageError if namespaces
-    contradict, RemoteError if the job exists without `apply`, or others manage its fields without `force`.
+    contradict, RemoteError without `apply` if the job exists, and without `force` if others manage its fields.
     """
     document, named = job.document, job.document["metadata"].get("namespace")
     if named and namespace and named != namespace:

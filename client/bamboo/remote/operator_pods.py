@@ -24,10 +24,10 @@ async def operator_pods(api: KubeApi, namespace: str | None) -> list[Object]:
 
 
 def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
-    """Return the running pod of the operator whose arguments name the namespace, else of the one for all namespaces.
+    """Return the running pod of the operator whose arguments name the namespace, else of one for all namespaces.
 
-    None if none runs, or pods of several releases match. A single running pod always matches, since it may be
-    configured without arguments. Of one release's replicas, return the active one.
+    None if no pod runs or matches, or pods of several releases match. A single running pod always matches, since it may
+    be configured without arguments. Of one release's replicas, return the active one, else the first.
     """
     pods = [pod for pod in pods if is_running(pod)]
     if len(pods) == 1:

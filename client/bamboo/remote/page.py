@@ -87,8 +87,8 @@ async def _open(session: Session, url: str) -> None:
 async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
     """Return the running pod of the operator that manages the jobs of a namespace.
 
-    namespace: the operator's namespace; None searches the cluster. watching: the namespace of the jobs. Raises
-    RemoteError if no operator runs, or if several in the cluster may manage these jobs.
+    namespace: the operator's, in which any operator will do if several run; None searches the cluster. watching: the
+    jobs' namespace. Raises RemoteError if no operator runs, or if several in the whole cluster may manage the jobs.
     """
     running = [pod for pod in await operator_pods(api, namespace) if is_running(pod)]
     if not running:

@@ -86,8 +86,8 @@ def workers_of(job: JobView, pods: Iterable[Json], nodes: Mapping[str, Json] | N
 def events_of(job: JobView, of_job: Iterable[Json], of_pods: Iterable[Json], pods: Iterable[str]) -> list[JobEvent]:
     """Return the events of the job and of its pods, including deleted pods, oldest first.
 
-    Events of an earlier job of the same name are left out: the job's own events by their UID, and its pods' events if
-    they came before this job's creation. pods: names of the job's pods.
+    Events of an earlier job of the same name are left out: all from before this job's creation, and those that name a
+    BambooJob with another UID. pods: names of the job's pods.
     """
     known = set(pods)
     mine = [event for body in of_job if (event := read_api_part(Event, body)).involved_object.uid in ("", job.uid)]

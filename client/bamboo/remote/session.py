@@ -96,7 +96,7 @@ def run(
 ) -> int:
     """Run a command on the cluster that the flags and the kubeconfig select; return its exit code.
 
-    A RemoteError is printed on standard error and gives its exit code; Ctrl-C gives EXIT_INTERRUPTED.
+    A RemoteError is printed on standard error and gives its code; Ctrl-C gives EXIT_INTERRUPTED, a closed pipe EXIT_OK.
     """
     try:
         return loop_signals.run_until_stopped(lambda: _run(command, namespace, context, kubeconfig, quiet))

@@ -12,9 +12,9 @@ from bamboo_core.view.job_view import JobView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VictimChoice:
-    """The user's choice of a worker: exactly one of worker, stage and random; else it raises UsageError.
+    """The user's choice of a worker: exactly one of worker, stage and random. Raises UsageError otherwise.
 
-    worker: its name or number. pipeline: the pipeline of `stage`; None for pipeline 0.
+    worker: its name or number. pipeline: the pipeline of `stage`, only given with it; None for pipeline 0.
     """
 
     worker: str | None = None
@@ -103,7 +103,7 @@ def objections(job: JobView, now: datetime, *, kill: bool) -> str | None:
 
 
 def taken_over(job: JobView, before: JobView, lost: RemoteWorker) -> bool:
-    """Return whether other workers run all stages of the lost worker, and the job's status counts the takeovers."""
+    """Return whether others run the lost worker's stages, and more takeovers are counted than `before` the loss."""
     return not job.cells(lost.name) and job.status.takeovers > before.status.takeovers
 
 

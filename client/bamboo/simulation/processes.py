@@ -18,7 +18,7 @@ _inherited: list[tuple[Callable[[Any], Any], Sequence[Any]]] = []  # in a proces
 
 
 def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[R]:
-    """Apply `work` to each item in up to `jobs` forked processes (1: in this one); yield results in the items' order.
+    """Apply `work` to each item in up to `jobs` forked processes (1 job or item: in this one); yield results in order.
 
     Raises the work's exceptions, and SimulationError if a process is killed. If the iterator is abandoned, as by
     Ctrl-C, the processes are killed in the middle of their work; if this process is killed, the kernel kills them.

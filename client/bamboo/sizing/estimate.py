@@ -99,7 +99,7 @@ def estimate(world: World, candidate: Candidate, seconds: float, traffic: float)
 
 
 def _speed(spec: JobSpec, one: Candidate, nodes: int) -> float:
-    """Return the speed with `nodes` available nodes, as a share of the whole grid's; 0 if over half of it is missing.
+    """Return the speed with `nodes` nodes, as a share of the whole grid's; 0 if over half of a fixed grid is missing.
 
     A lost stage's neighbour runs it in addition to its own, which halves the pipeline's speed; without replicas the
     pipeline is lost. If the coordinator chooses the grid, the speed is proportional to the nodes, however few.

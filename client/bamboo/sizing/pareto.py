@@ -20,7 +20,7 @@ def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
 def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0) -> list[T]:
     """Return the Pareto front: the choices that no other dominates, in their order.
 
-    Infinite choices (that never end) are left out unless all are. Of equal choices it keeps the first; with slack, all.
+    Choices that never end (infinite) are left out unless all are infinite. Of equal ones, slack 0 keeps only the first.
     """
     points = [point(choice) for choice in choices]
     ends = [i for i, (time, cost) in enumerate(points) if time + cost < float("inf")]

@@ -30,7 +30,7 @@ MOST_SIMULATED: Final = 12  # candidates, with others along the Pareto front
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortlist:
-    """The candidates to simulate, and how many grids were considered, and left out as they need too much memory."""
+    """The candidates to simulate, and the numbers of grids considered and of grids left out for lack of memory."""
 
     candidates: tuple[Estimate, ...]
     estimated: tuple[Estimate, ...]  # all that were estimated
@@ -115,7 +115,8 @@ def _fast(world: World, fitting: Sequence[Candidate]) -> list[tuple[Candidate, f
 def _nearest(world: World, estimated: Sequence[Estimate], bounds: Bounds) -> list[Estimate]:
     """Return at most MOST_SIMULATED candidates that the manifest's rules allow.
 
-    The candidates with the best estimates by the bounds come first, then others along the Pareto front.
+    The best estimates by the bounds come first, then others along the Pareto front, then the next best. Of candidates
+    with equal edits of the manifest, only the first is returned.
     """
     best = sorted(front(estimated, lambda one: one.point), key=lambda one: one.point)
     hours, usd = min(best, key=lambda one: bounds.rank(*one.point)).point
@@ -145,8 +146,7 @@ def _from_ends(count: int) -> list[int]:
 def why_none(count: int, smallest: int, *, bounded: bool) -> str:
     """Return a sentence on why no grid can be used.
 
-    smallest: the least memory, in bytes, that any of the grids needs; 0 if there are no grids. bounded: the job has
-    spec.elastic.
+    smallest: bytes of memory that the smallest grid needs; 0 without grids. bounded: the job has spec.elastic.
     """
     if smallest:
         return (

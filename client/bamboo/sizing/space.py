@@ -30,9 +30,9 @@ class Limits:
 def grids(world: World, limits: Limits) -> Iterator[Candidate]:
     """Yield a candidate for each machine, grid and microbatch, without standbys and otherwise as the job is.
 
-    If several numbers of pipelines leave the busiest pipeline equally many microbatches, only the smallest is tried,
-    since more pipelines are not faster. Where the coordinator chooses the grid, only grids that it may choose are
-    yielded.
+    Unless limits.pipelines is set, a number of pipelines is skipped if the busiest pipeline gets no fewer microbatches
+    than with a smaller number, since it is not faster. Where the coordinator chooses the grid, only grids that it may
+    choose are yielded.
     """
     stage_bounds, pipeline_bounds = _grid_bounds(world.spec)
     for name, machine in world.machines.items():

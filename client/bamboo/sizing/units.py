@@ -14,7 +14,7 @@ class ReadableUnit:
     of_one: float = 1.0  # units in one hour, or in one USD
 
     def number(self, value: float, deviation: float | None = None) -> str:
-        """Format hours or USD in this unit, with a deviation if there is one; a dash for infinity."""
+        """Format hours or USD in this unit, with a deviation if there is one; a dash if not finite."""
         if not math.isfinite(value):
             return "-"
         mean = value * self.of_one

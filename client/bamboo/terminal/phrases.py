@@ -133,7 +133,7 @@ def is_late(job: JobView, now: datetime) -> bool:
 
 
 def grid_choice(job: JobView) -> str:
-    """Return the chosen grid and why; "" if none is chosen."""
+    """Return a local run's chosen grid and why; "" if none is chosen, or on a cluster."""
     return f"grid: {job.live.grid_choice}" if job.live is not None and job.live.grid_choice else ""
 
 
@@ -233,7 +233,7 @@ def stale(job: JobView, now: datetime) -> str:
 
 
 def why_waiting(job: JobView) -> str | None:
-    """Return why a job that should train does not; None if all is well."""
+    """Return why a job that should train does not; None if all is well, and for a local run."""
     if job.live is not None:
         return None
     if job.status.ended or job.suspended:

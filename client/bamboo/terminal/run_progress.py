@@ -26,7 +26,7 @@ SECONDS: Final = 30.0  # between lines
 class RunProgress:
     """A progress bar over `runs`, or the elapsed time of a single run, after the text `about`.
 
-    The bar leaves nothing on the screen. Without a terminal, a line appears every SECONDS. shown: False shows nothing.
+    The bar is transient. Without a terminal, `done` prints a line at most every SECONDS. shown: False shows nothing.
     """
 
     def __init__(

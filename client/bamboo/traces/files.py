@@ -122,7 +122,7 @@ def read_nodes(paths: Sequence[str]) -> Trace:
     The trace lasts as long as the longest recording with nodes, or, if no such recording lasts any time, as the longest
     of all. Later prices are dropped.
 
-    Raises NodeTraceError, also if two files name the same node, if there is no node, or if the trace lasts no time.
+    Raises NodeTraceError, also if two files have the same node at the same time, no file has nodes, or no time passes.
     """
     traces = [read_trace(path) for path in paths]
     watched = max((trace.duration for trace in traces if trace.changes), default=0.0)

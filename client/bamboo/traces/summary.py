@@ -41,7 +41,7 @@ def nodes_over_time(trace: Trace, zone: str | None = None) -> tuple[tuple[float,
 
 
 def _mean_price(trace: Trace) -> float | None:
-    """Return the mean USD per node and hour, at the prices of the nodes' zones; None if a zone has no price."""
+    """Return the mean USD per node and hour, at the zones' prices; None if a zone has no price or no time passes."""
     cost = node_seconds = 0.0
     for zone in sorted({change.zone for change in trace.changes}):
         series = price_series(trace, zone)

@@ -1,6 +1,6 @@
 """A check of a job's task by the trainer: whether it loads, and how much memory its workers need.
 
-This machine may lack the trainer and torch. Then nothing is checked, and the result says so.
+This machine may lack the trainer and torch. Then `check_task` checks nothing, and its result says so.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> tuple[str, 
 
 
 def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int:
-    """Load a task in the trainer and count its layers. folders: as in `check_task`. Raises TrainerError."""
+    """Load a task and count its layers. folders: as in `check_task`. Raises TrainerError, also without the trainer."""
     return int(ask_trainer(COUNT, {"manifest": manifest}, folders, failed="the task could not be tried")["layers"])
 
 

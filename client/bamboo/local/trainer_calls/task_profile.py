@@ -120,7 +120,7 @@ def surrounded(
 ) -> ModelProfile:
     """Return the profile with the network's rates and the start time that flags give; None keeps the profile's.
 
-    flow, machine: bytes a second per connection and per machine. start: seconds until a worker is ready.
+    flow, machine: bytes/s per connection and machine; a flow alone sets both. start: seconds until a worker is ready.
     """
     replace, sources = msgspec.structs.replace, dict(profile.sources)
     network, times = profile.network, profile.times

@@ -1,4 +1,4 @@
-"""Processes of the trainer, which commands start because the trainer needs torch, which this process may lack."""
+"""Processes of the trainer, which needs torch; commands start them, since their own process may lack torch."""
 
 import json
 import subprocess
@@ -83,8 +83,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def ask_trainer(function: str, arguments: dict[str, Any], folders: Sequence[Path], *, failed: str) -> dict[str, Any]:
     """Call "module:function" of the trainer in a new process; return its answer. folders: the task's module path.
 
-    Raises TrainerError: the answer's `problem`, or a sentence that begins with `failed` and ends with the process's
-    last output.
+    Raises TrainerError: the answer's `problem`, or a sentence that begins with `failed`, says what is missing or went
+    wrong, and ends with the process's last output, if any.
     """
     if missing := missing_packages():
         raise TrainerError(f"{failed}: {missing} not installed here")

@@ -207,7 +207,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def _takeovers(summary: Summary) -> list[str]:
-    """Return a line for each of the longest takeovers, in the order of time, the number of others and the pauses."""
+    """Return lines on the longest takeovers in order of time, the number of others, median pause and longest pause."""
     shown = sorted(summary.status.takeovers, key=lambda taken: -taken.pause_ms)[:SHOWN_TAKEOVERS]
     lines = [
         f"    {_takeover(summary, taken)}" for taken in summary.status.takeovers if any(taken is one for one in shown)

@@ -93,7 +93,7 @@ class HeldStates:
         """Return the seconds until each worker has loaded its state for a plan with a new origin, and the transfers.
 
         Layers in a worker's own memory cost nothing, others come over the network from other workers, else from the
-        store. copies: the layers of that state in each worker's memory; the plan names only some of them as sources.
+        store. copies: the layers of that state in each worker's memory; the plan names only some holders as sources.
         """
         workers = sorted(plan.worker_ids())
         if plan.restore is None:

@@ -1,6 +1,6 @@
 """Simulation of a job in virtual time: the real coordinator decides, and all else takes the times of a profile.
 
-A shell of the coordinator, like the operator and the local runner: nodes come and go by a trace, events go through
+It is a shell of the coordinator, like operator and local runner: nodes come and go by a trace, events go through
 `coordinator.step`, and simulated workers carry out the commands.
 """
 
@@ -82,13 +82,13 @@ def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: S
 
 
 def model_of(run: JobRun) -> StepModel:
-    """Return the step model of a run. Raises SimulationError if the job cannot be simulated."""
+    """Return the step model of a run, which computes and caches the times of its steps."""
     simple = _simplified(run)
     return StepModel(simple.profile.figures, simple.spec)
 
 
 def _simplified(run: JobRun) -> JobRun:
-    """Return the run without settings that take no time in the model, such as evaluation."""
+    """Return the run without settings that the model ignores, such as evaluation; the profile fits its microbatches."""
     training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None, deterministic=False)
     checkpoint = run.spec.checkpoint and replace(run.spec.checkpoint, keep_best=False)
     spec = replace(run.spec, training=training, checkpoint=checkpoint)

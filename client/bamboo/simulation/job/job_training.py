@@ -1,7 +1,7 @@
 """The workers of a simulated job in virtual time: steps, plans, states and checkpoints.
 
-Mirrors the engine where it takes time: a plan takes effect at once or with a commit, a step in which an owner is lost
-is completed by the workers that take over its stages, and a worker holds a state only once it is copied.
+They mirror the engine where it takes time: a plan takes effect at once or with a commit, the workers that take over a
+lost owner's stages complete the step, and a worker holds a state only once it is copied.
 """
 
 from collections.abc import Callable
@@ -260,7 +260,7 @@ class SimulatedTraining:
             self._say_times(plan)
 
     def _committed(self, steps: int) -> None:
-        """Commit the steps that end now, and begin the next step. The coordinator gets only the last step's message."""
+        """Commit the steps that end now; then go on, cut or finish. The coordinator hears only of the last step."""
         plan, now = self._current_plan, self._clock.now
         self._record.sent(self._since, now, self._step_traffic(plan) * steps)
         new = self.step + steps - max(self._furthest, self.step)

@@ -21,7 +21,7 @@ NODE_TERMS: Final = (  # their path in a pod's spec
 
 
 def named_zones(spec: JobSpec) -> tuple[str, ...]:
-    """Return the zones that all pod templates name, by nodeSelector or required nodeAffinity; () if one names none."""
+    """Return the union of the zones in the pod templates' nodeSelector or nodeAffinity; () if a template names none."""
     found = [_named_zones(spec, pool) for pool in spec.node_pools or (None,)]
     return tuple(dict.fromkeys(zone for zones in found for zone in zones)) if all(found) else ()
 
@@ -84,8 +84,8 @@ def listed(zones: Iterable[str]) -> str:
 def made_up(generation: Generation, spec: JobSpec, seed: int) -> Trace:
     """Generate a trace of as many nodes as the job wants, in the zones where its pods would be.
 
-    Zones are used in order; with ZonePerPipeline each seed begins at another one, because a scheduler's choice is
-    unknown. Raises SimulationError if no zone is allowed.
+    Interleave uses all zones, SingleZone the first, ZonePerPipeline one for each pipeline; there each seed begins at
+    another zone, because a scheduler's choice is unknown. Raises SimulationError if no zone is allowed.
     """
     zones = allowed_zones(spec, generation.zones)
     if not pod_spread(spec).packs:
@@ -101,7 +101,7 @@ def made_up(generation: Generation, spec: JobSpec, seed: int) -> Trace:
 
 
 def packed(zones: Sequence[str], spec: JobSpec, first: int = 0) -> dict[str, int]:
-    """Return the number of workers in each zone that the job uses: all in the first, or whole pipelines in turn.
+    """Return the number of workers in each zone: all in the first (SingleZone), or one pipeline per zone, round-robin.
 
     first: the index of the first pipeline's zone.
     """

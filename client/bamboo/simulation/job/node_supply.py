@@ -77,7 +77,7 @@ class NodeSupply:
         return used
 
     def take(self) -> SimulatedNode | None:
-        """Place a worker on a spot node, by pool, then zone, then age; return the node, None if no node has room."""
+        """Place a worker on a spot node, by pool, zone, then age; return the node, None if nodes or pools are full."""
         return next((node for pool in self.spot if (node := self._take_of(pool)) is not None), None)
 
     def _take_of(self, pool: NodePool) -> SimulatedNode | None:
@@ -121,7 +121,7 @@ class NodeSupply:
         return node
 
     def _groups(self) -> Iterable[int]:
-        """Return the zone groups that lack workers, the smallest first; if none does, only the smallest group."""
+        """Return the zone groups that lack workers, smallest first, else the smallest; (0,) without ZonePerPipeline."""
         if self._spread is not SpreadPolicy.ZONE_PER_PIPELINE:
             return (0,)
         sizes: Counter[int] = Counter()
@@ -199,7 +199,7 @@ class NodeSupply:
         return tuple((price / self._room, count) for price, count in priced)
 
     def next_spot_price(self, pool: NodePool, now: float) -> float | None:
-        """Return the USD per hour of one more node of a pool: the median over zones with free nodes, else over all."""
+        """Return the median USD per hour over a pool's zones with free nodes, else over all; None if it is unknown."""
         zones = [node.zone for node in self._free(pool)] or [zone for zone in self._zones if self._allows(pool, zone)]
         prices = [
             self._price_of(SimulatedNode(name="", zone=zone, spot=pool.name), now) for zone in dict.fromkeys(zones)

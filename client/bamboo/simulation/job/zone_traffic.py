@@ -92,7 +92,7 @@ def crossing(transfers: Iterable[Transfer], zones: Mapping[WorkerId, str]) -> fl
 
 
 def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterator[Transfer]:
-    """Yield the transfers between a cell and the next one: outputs, and their gradients back.
+    """Yield the transfers between a cell and the next one, if there is one: outputs, and their gradients back.
 
     size: bytes of a step's outputs. trained: whether the cell, or a stage before it, has trained parameters.
     """
@@ -135,7 +135,7 @@ def _reduction(
     gradients: float,
     receivers: Sequence[Counter[WorkerId]],
 ) -> Iterator[Transfer]:
-    """Yield what a pipeline sends to each other pipeline: gradient sums of that one's chunk, and the total of its own.
+    """Yield what a cell's owner sends to other pipelines: sums for their gradient chunks, and its own chunk's total.
 
     Workers that run portions of the cell send their sums to its owner. receivers: from `_receivers`.
     """

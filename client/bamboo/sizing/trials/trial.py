@@ -86,7 +86,7 @@ def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: f
     """Return the outcome of a simulated run, with the rest of the job extrapolated.
 
     ended: why the job ended early; "" if it did not. training: the whole job's. settled: hours after which nodes no
-    longer depend on the start; if the run trained after that, only the pace from then on counts.
+    longer depend on the start: only the pace of later steps counts, if at least LEAST_LATE_STEPS follow. 0: ignored.
     """
     figures = result.figures
     if ended or not figures.steps:

@@ -40,7 +40,6 @@ class MachineKind:
 @dataclass(frozen=True, kw_only=True)
 class Market:
     """A supply of spot nodes in the job's zones: a recorded trace, or settings for generated nodes.
-
     A run's seed chooses where to begin in the recording, or how to generate the nodes.
     """
 
@@ -67,7 +66,8 @@ class Market:
     def availability(self, workers: int, hours: float) -> tuple[tuple[float, int], ...]:
         """Return pairs of (share of the job's time, available nodes) for a job that wants `workers` nodes.
 
-        All generated nodes are available at the beginning; the share of missing ones grows towards a limit.
+        hours: the job's duration. All generated nodes are available at the beginning; the share of missing ones grows
+        towards a limit, or stays 0 if the rate of removals or of additions is 0.
         """
         if self.recording is not None:
             return tuple((share, min(workers, nodes)) for share, nodes in self._nodes_recorded)
@@ -170,7 +170,7 @@ class World:
 
 
 def machine_of(profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
-    """Return a machine whose profile has these prices in place of its own. price: None keeps the profile's."""
+    """Return a machine whose profile has these prices in place of its own, kept where `price` or its part is None."""
     if price is not None:
         usual = profile.prices.on_demand if profile.prices else price.spot
         known = ProfilePrices(spot=price.spot, on_demand=usual if price.on_demand is None else price.on_demand)
