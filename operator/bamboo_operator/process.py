@@ -219,8 +219,8 @@ class _Operator:
         return handlers
 
     async def _work(self, handlers: kopf.OperatorRegistry) -> None:
-        """Run kopf until `stop` is set, a signal comes, or kopf fails. kopf then cancels all tasks that were started
-        after it.
+        """Run kopf until `stop` is set, a signal comes, or kopf fails (not raised if the CRD is gone). kopf then
+        cancels all tasks that were started after it.
         """
         assert self._jobs is not None
         self._works = not self._stop.is_set()

@@ -40,7 +40,7 @@ class ServingCertificate:
         return context
 
     def trusted(self) -> str:
-        """Return the authority's PEM text. Raises OSError or ssl.SSLError if the file holds none."""
+        """Return the authority's PEM text. Raises OSError (also ssl.SSLError) if its file is unreadable or invalid."""
         text = self.authority.read_text()
         ssl.create_default_context(cadata=text)
         return text

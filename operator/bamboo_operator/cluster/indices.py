@@ -83,7 +83,7 @@ class ClusterIndices:
         return next((owner_uid(pod) or "" for pod in pods if pod["metadata"]["uid"] == pod_uid), None)
 
     def belongs_to_another_job(self, job: JobKey, uid: str, pod_uid: str) -> bool:
-        """Return whether that pod belongs to an earlier or a later job of that name; False if the pod is unknown."""
+        """Return whether that pod belongs to another job of that name, or to none; False if the pod is unknown."""
         return self.owner_of(job, pod_uid) not in (None, uid)
 
     def node(self, name: str) -> Object | None:
@@ -207,7 +207,7 @@ def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
 
 
 def _trimmed_node(node: Mapping[str, Any]) -> Object:
-    """Return the node without the fields that each heartbeat of the kubelet changes."""
+    """Return the node's fields that may hold signals, without those that each heartbeat of the kubelet changes."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     metadata = node["metadata"]
     conditions = [

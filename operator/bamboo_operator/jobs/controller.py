@@ -96,7 +96,7 @@ class JobController:
 
     def end(self, body: Mapping[str, Any], *, gone: bool) -> None:
         """Stop reconciling a job. gone: True if it was deleted; False if its deletion has only begun, in which case a
-        status is written that shows nothing running.
+        status is written that shows nothing running. Do nothing after stop(), or for another job of that name.
         """
         key, uid = _key(body), body["metadata"]["uid"]
         known = self._reconcilers.get(key)

@@ -123,14 +123,14 @@ class CoordinatorRunner:
         return self._status[2]
 
     def demand(self) -> PodDemand:
-        """Return the workers that the coordinator wants now, with its status and the workers that have ever
-        connected.
+        """Return the workers that the coordinator wants now, its status, and the workers that have connected to this
+        runner.
         """
         return PodDemand(wanted=wanted_workers(self.state), status=self.status(), joined=self.joined)
 
     def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
-        """Return the plan record for the status; None without a plan, or while the earlier operator's record holds.
-
+        """Return the plan record for the status. Without a plan it holds only lost workers; None if there are
+        none, or while an earlier operator's record holds.
         deleting: workers whose pods the pod controller has deleted. They, and workers that were released, were told to
         leave: another operator must not count their end as a preemption. If the plan does not use them, they are lost.
         """
@@ -149,7 +149,7 @@ class CoordinatorRunner:
         return record.written()
 
     async def run(self) -> None:
-        """Run until cancelled, also after the end of the job, to stop workers that connect late."""
+        """Handle events until cancelled, also after the end of the job, to stop workers that connect late."""
         self._cluster.add_listener(self._run.job.key, self)
         pods = self._watch.pods()  # from now on the deletion of each of these is reported
         self._watch.begin(self._run.known_lost, resumed=self._run.resumed)
@@ -180,7 +180,7 @@ class CoordinatorRunner:
 
     @property
     def joined(self) -> Collection[WorkerId]:
-        """All workers that have ever connected."""
+        """All workers that have connected to this runner, even if they are gone."""
         return self._watch.joined
 
     @property

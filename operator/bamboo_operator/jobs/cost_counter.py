@@ -42,8 +42,8 @@ class CostCounter:
         self.cost = Decimal(0)
 
     def count(self, pools: tuple[NodePool, ...], *, joined: Collection[WorkerId]) -> None:
-        """Add the cost since the last count, for the workers and prices noted then, and note the present ones.
-
+        """Add the cost since the last count, for the workers and prices noted then, and note the present ones. The
+        first call counts existing pods from `counted_until` on.
         pools: node pools with their present prices. joined: workers that certainly have a node.
         """
         now, until = time.monotonic(), utc_now()

@@ -231,7 +231,7 @@ class EffectiveSpec:
         self._body = body
 
     def report_problems(self, record: Callable[[Emit], None]) -> None:
-        """Record the newest manifest's problems as an event; only once, even if another operator takes over."""
+        """Record the manifest's problems or refused edits as an event; once, even if another operator takes over."""
         message = "; ".join(self.problems) or self.refused
         if message and message != self._reported:
             record(Emit("InvalidSpec" if self.problems else "ChangeRefused", message, True))
@@ -303,9 +303,9 @@ class EffectiveSpec:
         return problems
 
     async def _dry_run_of(self, pod: dict[str, Any], path: str) -> tuple[str, ...]:
-        """Create a pod as a dry run; return the API server's objection, or (). path: the template's path in the
-        manifest, the pod's only unchecked part. A refusal for another reason, such as a quota, is reported when the
-        pods are created. Raises JobGone.
+        """Create a pod as a dry run; return the API server's objection, or (). path: where the template is in the
+        manifest, since all else in the pod is valid. A refusal for another reason, such as a quota, is reported when
+        the pods are created. Raises JobGone.
         """
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         try_pod = partial(self._api.try_pod, pod)

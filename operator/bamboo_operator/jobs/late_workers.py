@@ -1,6 +1,6 @@
 """Workers that connect after their job has ended or was suspended or deleted: the operator stops them.
 
-They missed the order to stop because the operator had ended or their connection was broken. Without it they would
+They missed the order to stop because the operator had ended or their connection was broken. Unless stopped, they would
 train on until their pods' grace period ends.
 """
 

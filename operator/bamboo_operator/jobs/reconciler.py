@@ -147,8 +147,8 @@ class JobReconciler:
             await self._write_until_done()
 
     async def run(self) -> None:
-        """Reconcile the job until it is over and its TTL has passed, then delete it. Raises JobGone, or what the
-        coordinator raises; may be cancelled.
+        """Reconcile the job until it is over and its TTL has passed, then delete it (forever without a TTL). Raises
+        JobGone, or what the coordinator raises; may be cancelled.
         """
         while self._status.written.ended is None:
             self._edited.clear()
@@ -181,7 +181,7 @@ class JobReconciler:
         return replace(self._shared.settings, coordinator_url=url)
 
     def _count(self) -> None:
-        """Count the job's cost, including workers that have connected since the last training began."""
+        """Count the job's cost, also of connected workers without a known node, and tell the coordinator the prices."""
         if self._spec.spec is not None:
             self._cost.count(self._spec.spec.node_pools, joined=self.runner.joined if self.runner else ())
         if self._follows_edits:
@@ -421,7 +421,7 @@ class JobReconciler:
         await self.attempts.until_done("delete the job", lambda: self._shared.api.delete_job(*self.key, self.uid))
 
     def _remaining_ttl(self) -> float | None:
-        """Return the seconds until an ended job is to be deleted; None if it stays."""
+        """Return the seconds until an ended job is to be deleted; None if it stays, or its newest spec is invalid."""
         spec = self._spec.parsed()
         if spec is None or spec.ttl_seconds_after_finished is None:
             return None

@@ -18,7 +18,7 @@ from bamboo_operator.manifests.template import TOKEN_VOLUME, read_templates
 
 
 def place(spec: dict[str, Any], where: NodePlacement) -> None:
-    """Restrict a pod's spec, in place, to the nodes of `where`. The spec's own restrictions stay."""
+    """Add the restrictions of `where` to a pod's spec, in place; equal nodeSelector keys are replaced."""
     if where.selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **where.selector}
     asked = list(spec.get("tolerations") or ())

@@ -343,8 +343,8 @@ class PodController:
             await self._release(Release(action.worker, message))
 
     async def _refuses_newest(self) -> bool:
-        """Return whether the API server refuses a pod of the newest template, created as a dry run; the rollout notes
-        it.
+        """Return whether the API server rejects a pod of the newest template as invalid (400, 422) in a dry run; if
+        so, note the reason in the rollout.
         """
         view = self.view()
         pool = choose_pool(view.spec.node_pools, view.now, None, view.by_pool)

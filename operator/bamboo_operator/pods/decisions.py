@@ -91,7 +91,7 @@ def let_quota_go(view: PodsView) -> Iterator[Action]:
 
 
 def yield_quota(view: PodsView) -> Iterator[Action]:
-    """Delete all pods of a job that has given its quota back; otherwise waiting pods would take the quota again.
+    """Delete the pods of a job that has given its quota back, so that none takes it again; release workers that joined.
 
     At other times delete waiting pods of the queue's growth priority class that the job needs in the first class.
     """
@@ -130,8 +130,8 @@ def delete_ended(view: PodsView) -> Iterator[Action]:
 
 
 def replace_unjoined(view: PodsView) -> Iterator[Action]:
-    """Delete the pods of workers that run and do not connect; the coordinator then notices the loss and requests
-    others.
+    """Delete the pods of workers that run for REPLACE_SECONDS without connecting; the coordinator then requests others.
+    A restarted coordinator first waits for its workers.
     """
     if view.wanted.recovering:
         return  # they train, and try to connect again
@@ -169,10 +169,9 @@ def roll(view: PodsView) -> Iterator[Action]:
 
 
 def shrink(view: PodsView) -> Iterator[Action]:
-    """Release one worker of a fallback pool once an earlier pool has nodes again, or one beyond the wanted number.
+    """Give back a worker of a fallback pool once an earlier pool has nodes again, or a surplus one; not in a rollout.
 
-    Only a probe, which this decision also creates, shows whether an earlier pool has nodes: a request for one more
-    worker.
+    To learn whether an earlier pool has nodes, this decision creates a probe: a pod for one more worker than wanted.
     """
     if view.rolls:
         return

@@ -13,7 +13,7 @@ Counts = Mapping[str, int]  # pods by the name of their pool
 
 
 def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: Counts) -> NodePool | None:
-    """Return the pool of the next pod; None if no pool may take it yet, or if the job has no pools.
+    """Return the pool of the next pod; None if no pool has room or may take it yet, or if the job has no pools.
 
     This is the first pool with room. A pool with `after_seconds` replaces that choice once workers have waited that
     long, because then the pools before it do not deliver. waiting_since: since when the longest-missing worker is

@@ -40,7 +40,7 @@ class PodRemoval:
         return any(map(_runs, self._pods.all().values()))
 
     async def wait_for_exit(self, meanwhile: Callable[[], None], logging: Callable[[], Collection[str]]) -> None:
-        """Wait for the running workers to exit after they were asked to stop.
+        """Wait for the running workers to exit after they were asked to stop, at most `exit_seconds` for each.
 
         meanwhile: called repeatedly, and once at the end. logging: returns the workers that wait for their loggers.
         """

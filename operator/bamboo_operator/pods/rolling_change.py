@@ -43,8 +43,8 @@ class WorkerTemplates:
     def pod(self, job: JobSpec, number: int, pool: NodePool | None, group: int = 0) -> dict[str, Any]:
         """Return the pod of the worker with this number.
 
-        pool: the worker's pool; if `job` now has another pool of that name, the template comes from there. group: the
-        pods of a group have to be in the same zone, if the job asks for that.
+        pool: the worker's pool, in its newest version if `job` still has a pool of that name. group: the pods of a
+        group have to be in the same zone, if the job asks for that.
         """
         own = next((one for one in job.node_pools if pool is not None and one.name == pool.name), pool)
         return worker_pod(job, self._uid, number, own, self._settings, group)
@@ -54,7 +54,7 @@ class WorkerTemplates:
         return self._revisions(job)[job.node_pools[0].name if job.node_pools else None]
 
     def revisions(self, job: JobSpec) -> frozenset[str]:
-        """Return the revisions of the pods of all pools."""
+        """Return the revisions of the pods of all pools, and of a pod without a pool."""
         return frozenset(self._revisions(job).values())
 
     def is_newest(self, job: JobSpec, pod: Json) -> bool:
@@ -99,7 +99,7 @@ class RollingChange:
         self._report(before, self.record)
 
     def step(self, view: PodsView) -> RolloutStep:
-        """Return the next step. view: a current one, since a worker may have begun to train after the last look."""
+        """Return the next step; NOTHING without a rollout. view: a new one, since a worker may have begun to train."""
         if self.record is None or not self.progresses or view.status.phase == "Recovering":
             return NOTHING
         return next_step(self.record, self._seen(view))

@@ -118,7 +118,7 @@ def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: 
 
 
 def released(record: RolloutRecord) -> RolloutRecord:
-    """Return the record after an old worker was released, whose successor has to be ready before another one goes."""
+    """Return the record after the release of an old worker: no other one goes before its successor is ready."""
     return replace(record, owed=record.updated + 1)
 
 

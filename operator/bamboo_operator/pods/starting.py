@@ -174,8 +174,8 @@ def startup_problems(
     """Return the problems that keep workers from starting: one for each reason, with the first worker's message. pods:
     by worker.
 
-    events: problems by the pods' uids, for pods whose status does not show any. Workers held by a scheduling gate come
-    last, because they only wait, while the others need help.
+    events: problems by the pods' uids, for pods whose status does not show any. Workers that only wait for a scheduling
+    gate, other than Kueue's, come last, because the others need help.
     """
     found = [(name, problem) for name in sorted(pods) for problem in _of(pods[name], events)]
     count = Counter(problem.reason for _, problem in found)

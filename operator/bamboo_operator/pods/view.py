@@ -106,7 +106,7 @@ def age(pod: dict[str, Any]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodDemand:
-    """The workers that a job's coordinator wants, and its status. joined: the workers that have ever connected."""
+    """The workers that a job's coordinator wants, and its status. joined: the workers that have connected to it."""
 
     wanted: WantedWorkers
     status: Status
@@ -117,7 +117,7 @@ class PodDemand:
 class PodsView:
     """A job's pods at one moment, and the controller's notes about them. Times are of time.monotonic().
 
-    pods: all pods; living: the pods of workers that have not ended and may stay. deleted: the workers whose pods'
+    pods: all pods; living: pods that have not ended and are not being deleted. deleted: the workers whose pods'
     deletion was requested lately. startup_events: problems from the events of pods that do not start, by their uids.
     released: when the gates of a worker's pod went away. waiting_since: when the worker that has been missing longest
     began to be missing. probes: workers that were requested only to try a pool. unjoined: seconds for which workers
@@ -210,7 +210,7 @@ class PodsView:
 
     @property
     def next_pool(self) -> NodePool | None:
-        """The pool of the next pod; None if no pool may take it yet, or if the job has no pools."""
+        """The pool of the next pod; None if no pool has room or may take it yet, or if the job has no pools."""
         return choose_pool(self.spec.node_pools, self.now, self.waiting_since, self.by_pool)
 
     @property

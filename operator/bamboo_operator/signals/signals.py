@@ -69,7 +69,7 @@ def _strongest(*signals: Signal | None) -> Signal | None:
 def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
     """Return the strongest signal of a node's taints, conditions, labels, annotations and deletion; None without any.
 
-    A mark that gives no time has the notice in the node's label LABEL_NOTICE_SECONDS, else that in `cloud_marks`.
+    A cloud's mark without a time has the notice in the node's label LABEL_NOTICE_SECONDS, else that in `cloud_marks`.
     """
     name = _metadata(node).get("name", "")
     usual = _own_seconds(node)
@@ -108,7 +108,7 @@ def pod_deleted_signal(name: str) -> Signal:
 def worker_exit(pod: Json) -> tuple[int | None, str] | None:
     """Return how a worker ended: its exit code, and a sentence without its subject. None before its end.
 
-    The code is None if the pod failed without a failed container.
+    If the pod failed without a failed container, the code is KILLED if it exceeded its own limits, else None.
     """
     status = pod.get("status") or {}
     if terminated := _terminated(status.get("containerStatuses"), TRAINER_CONTAINER):

@@ -28,7 +28,7 @@ class WorkerWatch:
     """The state of one job's workers in the cluster.
 
     marks: the installation's own marks of nodes. signals: counts losses by source. lost: workers gone for good,
-    whatever their pods show. joined: workers that have ever connected.
+    whatever their pods show. joined: workers that have connected since this watch began.
     """
 
     def __init__(

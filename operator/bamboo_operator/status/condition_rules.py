@@ -71,7 +71,7 @@ class RuleInput:
 
     @property
     def pods(self) -> Mapping[str, int]:
-        """The number of pods by pool; none for an ended or suspended job."""
+        """The number of pods by pool; none for an ended, deleted or suspended job."""
         return {} if self.idle else self.facts.pods
 
     def per_hour(self) -> Decimal | None:
@@ -79,7 +79,7 @@ class RuleInput:
         return price_per_hour(self.facts.pools, self.pods if self.idle or self.facts.paid is None else self.facts.paid)
 
     def damage(self) -> list[PipelineDamage]:
-        """Return the faults of the running pipelines: workers that run two stages, and stages without a second copy."""
+        """Return the pipelines' faults: workers with two stages, and with redundancy stages without a second copy."""
         status, spec = self.status, self.facts.spec
         if status is None or spec is None:
             return []
@@ -128,8 +128,8 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
 
 
 def _as_many_as_pods(given: RuleInput, needed: int) -> ConditionResult:
-    """Return the condition WorkersReady while the coordinator does not know its workers: False if pods are missing,
-    else as it was written before.
+    """Return the condition WorkersReady while the coordinator does not know its workers: as written before if it was
+    True, unless a running job lacks pods; else False.
     """
     existing = sum(given.pods.values())
     if given.was("Running") and existing < needed and not given.facts.unattended:

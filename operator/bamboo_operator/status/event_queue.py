@@ -47,7 +47,7 @@ class EventQueue(deque[Emit]):
     """The events of a job that are yet to be posted.
 
     record: the timeline of the job's page, which shows events at once; None if there is none yet. posted: the name and
-    count of the Kubernetes event for each posted message.
+    count of the Kubernetes event for each of the last MOST_COUNTED messages.
     """
 
     def __init__(self, record: JobTimeline | None = None) -> None:
@@ -96,6 +96,6 @@ def may_be_posted_later(error: ApiError) -> bool:
 
 
 def _drop(queue: EventQueue, emit: Emit) -> None:
-    """Remove a posted event from the queue, unless the full queue has already dropped it for a newer event."""
+    """Remove an event that was posted, or can never be, unless the full queue has dropped it for a newer event."""
     if queue and queue[0] is emit:
         queue.popleft()

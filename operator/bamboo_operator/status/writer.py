@@ -60,7 +60,7 @@ class StatusWriter:
         return EarlierProgress(step=training.step or 0, step_seconds=seconds)
 
     async def write(self, facts: StatusFacts, status: Status | None, created: int | None = None) -> None:
-        """Write the status if it has changed enough (`worth_writing`). Raises RemoteError and JobGone.
+        """Write the status if it has changed enough, or the last answer was lost. Raises RemoteError and JobGone.
 
         status: the coordinator's; None without one. created: number of workers ever created; None if unchanged.
         """
