@@ -33,7 +33,7 @@ class Callback:
         """Handle a durable checkpoint of the state after `step` steps."""
 
     def on_disruption(self, event: EventRecord) -> None:
-        """Handle a worker that leaves, is lost or taken over, or the job's return to a checkpoint (`reason`)."""
+        """Handle a worker that gets a notice, leaves, is lost or taken over, or a return to a checkpoint (`reason`)."""
 
     def on_end(self, steps: int) -> None:
         """Handle the end of a complete training, after `steps` steps; not called if a job fails or is suspended."""

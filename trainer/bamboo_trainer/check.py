@@ -28,8 +28,8 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     initial: sentences about task.initialFrom. layers, parameters: how many there are. stages: the first layer, the last
     layer and the number of parameters of each stage; if the coordinator chooses the number of stages (`chosen`), of the
     largest possible number. devices: the number per worker. calm: the stage whose worker needs the most memory while no
-    worker is lost, and its bytes by kind on one device. taken_over: the same while that worker also runs the stages of
-    `neighbours` lost neighbours. Raises ValueError for an invalid manifest.
+    worker is lost, and its bytes by kind on one device. taken_over: the same, perhaps of another stage, if workers also
+    run the stages of `neighbours` lost neighbours. Raises ValueError for an invalid manifest.
     """
     spec = parse_manifest(manifest)
     return result_or_problem(lambda: _check(spec))

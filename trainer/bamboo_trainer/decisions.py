@@ -67,9 +67,9 @@ def reduce_on_plateau(
 ) -> Decide:
     """Reduce the learning rate when a number has not improved for a while, like torch's ReduceLROnPlateau.
 
-    metric: a name for `Committed.value`. factor: multiplies the rate at each reduction. patience: how often the number
-    may fail to improve. threshold: the smallest relative change that counts as an improvement. largest: larger is
-    better. least: the smallest factor of the task's rate.
+    metric: a name for `Committed.value`. factor: multiplies the rate at each reduction. patience: how often in a row
+    the number may fail to improve. threshold: the smallest relative change that counts as an improvement. largest:
+    larger is better. least: the smallest factor of the task's rate.
     """
 
     def decide(done: Committed, memory: Memory) -> Decision:
@@ -92,7 +92,7 @@ def frozen_for(steps: int, *parameters: str) -> Decide:
 
 
 def stop_when(metric: str = "loss", *, below: float | None = None, above: float | None = None) -> Decide:
-    """End training once a number is below `below`, or above `above`; give one. metric: a name for `Committed.value`."""
+    """End training once a number is below `below` or above `above`; give exactly one. metric: see `Committed.value`."""
     if (below is None) == (above is None):
         raise ValueError("stop_when: expected below or above")
 

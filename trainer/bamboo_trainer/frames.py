@@ -69,7 +69,7 @@ class FrameKind(IntEnum):
     READY = 6  # a cell has finished the step; to the root; part = number of the cell; payload: cell, norm, losses
     COMMIT = 7  # from the root: apply the optimizer step; payload: norm, loss, microbatches, generation, epoch
     SYNC = 8  # a stage's final gradients, to its replicas; payload: the newest commits
-    ANNOUNCE = 10  # from a replica to its owner: the version that it holds; payload: version, secured, digest
+    ANNOUNCE = 10  # from a replica to its owner: the version that it holds; payload: version, secured
     HEARD = 11  # to the root: the newest commits that this worker knows; payload: a list of (step, commit)
     ASK = 12  # to all: the sender repeats a committed step of this cell, and needs its results or inputs
     LOGGED = 13  # the answer's end: no more boundary frames; payload: the first step in the log, by own cell
@@ -88,7 +88,7 @@ class FrameKind(IntEnum):
     SUMMED = 26  # from a cell's owner to a runner: the sum of these microbatches is here; microbatch, part = first, end
 
 
-EVALUATED = 1  # the part of an activation
+EVALUATED = 1  # `part` of an activation of an evaluation's batch; 0 in training
 NO_CELL = -1  # the pipeline and stage of a layer that was asked for
 
 BOUNDARY = frozenset({FrameKind.ACTIVATION, FrameKind.GRADIENT})  # frames that cross the boundaries of stages
@@ -296,8 +296,8 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Checksums of a cell's work on a microbatch, which another worker repeats and compares: the data, the outputs
-    after each layer and as a whole with losses, the gradients of the inputs, and the stage's parameters.
+    """Checksums of a cell's work on a microbatch, which another worker repeats and compares: of the data, of each
+    layer's outputs, of the stage's outputs and losses, and of the gradients of its inputs and parameters.
     """
 
     # how many of the frame's tensors, the first ones, are inputs; the others are the gradients given to its backward
@@ -312,15 +312,15 @@ class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request for layers of a cut's or a checkpoint's state."""
+    """A request for layers of a cut's or a checkpoint's state, or the answer, which lists layers that are not here."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class ReplicaStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts that a new replica needs in addition to a stage's layers: their number, the layout's generation at
-    their version, and the newest commits.
+    """The facts that a new replica needs in addition to the layers of a state: the layers' number, the layout's
+    generation at their version, and the newest commits.
     """
 
     layers: Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]

@@ -126,7 +126,8 @@ class SplitModule:
 
     def _owners(self, base: Recording) -> dict[int, list[_Slot]]:
         """Return the names of the tensors at each position (a block, or the model's own code between blocks): a block's
-        own tensors, the tensors that own code uses, and unused tensors at the last position of own code.
+        own tensors, those that own code uses, and unused ones at the last position of own code. Raises CannotSplit if
+        own code uses a tensor that only a block has.
         """
         places: dict[int, list[_Slot]] = {position: [] for position in self.route.positions}
         own = sorted(base.own_code)
@@ -172,7 +173,7 @@ class SplitModule:
         return SplitLayer(module, position, self.route)
 
     def _real(self, tensors: Sequence[Tensor], names: Sequence[str], read: bool = True) -> dict[int, Tensor]:
-        """Return parameters and buffers with values, by the ids of the tensors without values that they replace."""
+        """Return real parameters and buffers, by the ids of the fake ones; uninitialized if no values are wanted."""
         distinct = {id(t): t for t in tensors}
         if not values_wanted():
             made = {i: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for i, t in distinct.items()}
@@ -219,7 +220,7 @@ class SplitModule:
         return any(f"{name}.".startswith(f"{block}.") for block in self.blocks)
 
     def _plain(self, modules: Iterable[nn.Module], memo: Mapping[int, Any]) -> dict[int, Any]:
-        """Return plain attributes' tensors with values, by the ids of the tensors without values that they replace."""
+        """Return real tensors for plain attributes, by ids of the fake ones; uninitialized unless values are wanted."""
         plain = {id(t): t for t in _plain_tensors(modules) if id(t) not in memo}
         if not plain:
             return {}
@@ -228,7 +229,7 @@ class SplitModule:
         return dict(zip(plain, self._values.of(plain.values()), strict=True))
 
     def _without_parameters(self) -> nn.Module:
-        """Return a copy whose parameters and buffers are plain attributes: not trained, moved or saved."""
+        """Return a copy of the model whose parameters and buffers are plain attributes: not trained, moved or saved."""
         model = self._copy()
         for module in model.modules():
             for kept in (module._parameters, module._buffers):
@@ -344,7 +345,7 @@ def from_module(
       tensor or a tuple, such as a dictionary, outputs is what the model returns.
     blocks: the name of the ModuleList, ModuleDict or Sequential whose modules become layers, or the names of several
       that the forward runs one after the other. Not needed for a Sequential, or where there is one ModuleList.
-    inputs: the names of the forward's arguments that get the dataset's inputs; by default in order.
+    inputs: the names of the forward's arguments that get the dataset's inputs; by default the first ones.
     call: (model, inputs) -> its result, for a model that is not simply called with its inputs.
     read: returns initial values, such as pretrained weights, for one layer at a time: tensors without values by name ->
       the available values by name.

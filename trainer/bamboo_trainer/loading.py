@@ -26,7 +26,7 @@ ALONE: Final = TrainingFacts(steps=1, global_batch_size=1, micro_batch_size=1)
 
 
 def settled_task(spec: JobSpec) -> tuple[Task, JobSpec]:
-    """Return a job's task as it is trained, and the job with the number of steps that follows from the task's data.
+    """Return a job's task with shared parameters tied, and the job with the number of steps that follows from its data.
 
     Raises TaskError, also if a step needs more samples than the dataset has, or for an invalid learning rate.
     """

@@ -143,7 +143,7 @@ class _TensorBoard(Logger):
             self._writer.close()
 
     def _begin_anew(self, step: int, forgotten: int) -> None:
-        """Begin a new event file if a step is repeated. forgotten: the first step that the new file replaces."""
+        """Begin an event file for the first record, or if a step is repeated. forgotten: the first step to replace."""
         if self._writer is None or step < self._step:
             self.close()
             self._writer = self._open(self._folder, purge_step=forgotten)
@@ -155,8 +155,8 @@ class _TensorBoard(Logger):
 
 
 def wandb(project: str, **settings: Any) -> MakeLogger:
-    """Return a function that creates a logger to Weights & Biases. settings: further arguments of `wandb.init`; dir: by
-    default the folder of the job's history. The key comes from the environment, WANDB_API_KEY.
+    """Return a function that creates a logger to Weights & Biases, with the key in WANDB_API_KEY. settings: further
+    arguments of `wandb.init`; dir: by default WANDB_DIR, else the folder of the job's history if it is on this machine.
     """
     return partial(_WeightsAndBiases, {"project": project, **settings})
 

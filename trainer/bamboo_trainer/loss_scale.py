@@ -2,7 +2,7 @@
 
 The rule is that of `torch.amp.GradScaler` (after Micikevicius et al., Mixed Precision Training, 2018): when a gradient
 is not finite, the scale is halved and the step skipped; after GROWTH_INTERVAL good steps in a row, the scale is
-doubled. Scales are powers of two, so multiplying and dividing by one keeps the bits.
+doubled. Scales are powers of two, so multiplying and dividing by a scale keeps the bits.
 """
 
 import math

@@ -59,7 +59,7 @@ def is_steady(times: Sequence[float]) -> bool:
 
 
 def spread(times: Sequence[float]) -> float:
-    """Return the relative uncertainty of the median of these times; infinite if they are too few, or all zero."""
+    """Return the relative uncertainty of the median of these times; infinite if they are too few or it is 0."""
     if len(times) < FEWEST:
         return math.inf
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
@@ -83,8 +83,8 @@ def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECO
     layers: each layer's seconds of forward, backward and update, bytes, and cost. device: its name. load: seconds until
     the task was loaded. waited: share of the measuring time in which no processor was free; the seconds exclude it.
     repeats: most microbatches counted for a layer. unsteady: the layers whose measurement was given up; spread:
-    relative uncertainty of the worst median; bound: the largest that counts as steady. loopback: bytes per second of a
-    connection within this machine. memory: bytes of the device; None for a CPU.
+    relative uncertainty of the worst median, at most 1; bound: the largest that counts as steady. loopback: bytes per
+    second of a connection within this machine. memory: bytes of the device; None for a CPU.
     """
     began = time.monotonic()
     torch.set_num_threads(1)  # as in a worker

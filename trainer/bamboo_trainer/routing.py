@@ -80,7 +80,7 @@ class PlanState:
         return self.pending if self.pending and self.pending.epoch <= self._required_epoch else None
 
     def activate(self, plan: Plan) -> None:
-        """Put a plan in force; drop a pending plan that is not newer."""
+        """Put a plan in force; drop older pending plans, and broken links of workers that are not in the plan."""
         self.current = plan
         self.heirs_may_differ, self.nodes_are_shared = heirs_may_differ(plan), share_nodes(plan.workers)
         self._workers = plan.worker_ids()
@@ -250,9 +250,9 @@ class Outbox:
             self._transport.send(worker, frame)
 
     def resend(self, cell: Cell, worker: WorkerId | None = None, *, since: Address | None = None) -> None:
-        """Send a cell's logged frames again, to its receiver or to `worker`. Whoever gets a frame twice drops it.
-
-        since: send only activations and gradients of its step and microbatch, and later ones.
+        """Send the logged frames for a cell again, marked as repeated, to their receivers or to `worker`; whoever gets
+        a frame twice drops it. since: send only activations and gradients of this address's step and microbatch, and
+        later ones.
         """
         self.finish()
         epoch = self._plan.current.epoch

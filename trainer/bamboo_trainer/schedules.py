@@ -3,9 +3,8 @@
 Each function here returns a pure function of the number of steps done (0 for the first step), for
 `Task.learning_rate` or `Task.schedules`.
 
-All but `constant` and `milestones` begin with a linear warm-up over `warmup` steps: the first step has peak / warmup,
-the last warm-up step has the peak. `steps` is the number of steps done when the decay ends; from then on the value is
-`final`.
+A linear warm-up lasts `warmup` steps: the first step has peak / warmup, the last one has the peak. The decay of
+`polynomial`, `linear` and `cosine` ends when `steps` steps are done; from then on the value is `final`.
 """
 
 import math

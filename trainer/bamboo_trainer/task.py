@@ -33,11 +33,12 @@ class Weighted:
 
 
 def add_loss(value: Tensor, name: str = "added") -> None:
-    """Add a layer's auxiliary loss, such as one that balances experts, to the task's. Call it in the layer's forward.
+    """Add a layer's auxiliary loss, such as one that balances experts, to the task's loss. Call it in the layer's
+    forward.
 
-    It counts as its mean over the microbatches of the step, with the weights of a `Weighted` loss. It is part of the
-    reported loss, and is also reported under its own name. Outside of Bamboo's training the call does nothing. Raises
-    TaskError for an invalid value or name.
+    The step's loss includes the mean of these values over its microbatches, with the weights of a `Weighted` loss; the
+    mean is also reported as `name`. Outside of Bamboo's training the call does nothing. Raises TaskError for an invalid
+    value or name.
 
     value: a scalar tensor, multiplied by its coefficient already. name: letters, digits and underscores.
     """
