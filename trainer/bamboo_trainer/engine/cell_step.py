@@ -88,14 +88,14 @@ class TakeoverProgress:
 class CellStep:
     """A cell's work on one step.
 
-    predecessor: the live worker that ran the cell before and still owes its last gradients. inputs: the input frames of
-    each of the program's instructions. since: the first step of the cell whose sent frames this worker's log has.
-    in_midstep: this worker took the cell over within a step, so others wait for the work that it repeats. evaluations:
-    number of instructions at the program's beginning that evaluate the state, before the step itself.
+    predecessor: the live worker that ran the cell before and still owes this worker its last gradients. inputs: the
+    input frames of each of the program's instructions. since: the first step whose frames, sent by this cell, are in
+    this worker's log. in_midstep: this worker took the cell over within a step, so others wait for the work that it
+    repeats. evaluations: number of instructions at the program's beginning that evaluate the state, before the step
+    itself. figures: reported results of the step, once computed: the final gradient's squared norms, and the losses.
+    portions: the cell's portions, if other workers share its microbatches. is_portion: this step is only one portion,
+    and the cell's owner may be another worker. kept: the first microbatch not in the sums sent to the cell's keeper.
 
-    figures: reported results of the step, once computed: the final gradient's squared norms, and the losses. portions:
-    the cell's portions, if other workers share its microbatches. is_portion: this step is only one portion, and the
-    cell's owner may be another worker. kept: the first microbatch not in the sums sent to the cell's keeper.
     passed: receiver and address of each frame sent with other workers' sums, and of each SUMMED frame. again: the work
     on each microbatch that runs only for neighbouring stages, because its gradient is in the sum already.
     """
@@ -222,8 +222,8 @@ class CellStep:
             self.inbox.setdefault(address, frame)
 
     def lacking(self, end: int | None = None) -> list[Address]:
-        """Return the addresses of missing input frames of the instructions from the next one on. end: stop before this
-        instruction of the program; None for all.
+        """Return the addresses of missing input frames of the instructions from the next one on. end: the index of the
+        instruction to stop before; None for the program's end.
         """
         inputs = self.inputs[self.done : end]
         return [address for addresses in inputs for address in addresses if address not in self.inbox]
@@ -238,7 +238,7 @@ class CellStep:
         return all(address in self.inbox for address in self.inputs[place])
 
     def take_input(self) -> Frame | None:
-        """Return the next instruction's one input frame; None if it takes none."""
+        """Take the next instruction's only input frame out of the inbox; return None if the instruction needs none."""
         addresses = self.inputs[self.done]
         return self.take(addresses[0]) if addresses else None
 
@@ -266,8 +266,8 @@ class CellStep:
         return (self.step, not self.is_portion, int(isinstance(self.program[place], Forward)), -self.cell.stage)
 
     def final_gradient(self) -> Tensor:
-        """Return the stage's final gradient: summed over the pipelines if there are several, else this cell's own. The
-        tied parameters' layers follow all others, until they are summed.
+        """Return the stage's final gradient: summed over the pipelines if there are several, else this cell's own.
+        Until tied parameters' gradients are summed, those of further layers follow at its end (see `FlatParameters`).
         """
         assert self.work is not None
         if self.final is None:

@@ -41,10 +41,9 @@ class Components:
         copies: LayerCopies,
         begun: Mapping[int, Stage],
     ) -> None:
-        """Create the parts.
-
-        first: the plan to begin with. queue: frames to be taken in, including this worker's frames to itself. early:
-        frames that wait for a later plan. copies: the copies of layers. begun: stages in the first plan's states.
+        """Create the parts. first: the plan to begin with. queue: frames to be taken in, including this worker's frames
+        to itself. early: frames that wait for a later plan. copies: the copies of layers. begun: by number, the stages
+        with the states that the first plan begins with.
         """
         self._coordinator, self._observer, self._history = ports.coordinator, ports.observer, ports.history
         self._clock, self._queue, self._early = ports.clock, queue, early
@@ -150,7 +149,7 @@ class Components:
     # on a frame
 
     def on_frame(self, sender: WorkerId, frame: Frame) -> None:
-        """Process a frame of this or another worker; keep it if only a plan on its way can give it a use here."""
+        """Process a frame of this or another worker; keep it if only a plan that is on its way may need it here."""
         kind, address = frame.address.kind, frame.address
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
         if kind not in BOUNDARY:
@@ -243,7 +242,7 @@ class Components:
             self.executor.link_broke(peer)
 
     def on_link_up(self, peer: WorkerId) -> None:
-        """After a broken link to a peer, send again and ask again for the frames that it may have lost."""
+        """Handle a restored link to a peer: send again, and ask again for, the frames that may have been lost."""
         self._look_again()
         if not self.plan.link_stands(peer):
             return
@@ -344,7 +343,7 @@ class Components:
         self.checks.look(index)
 
     def _reached(self, index: int) -> None:
-        """If a checkpoint or a cut needs a stage's new state, start to copy it piece by piece, or copy it at once."""
+        """Start to copy a stage's new state piece by piece for a checkpoint, or copy it at once for a cut."""
         values = self.states[index]
         commit = self.committer.log.commits.get(values.version - 1)
         self._copies.reached(index, values, commit.checkpoint if commit else None, self.plan.current)

@@ -180,7 +180,9 @@ class SpotChecks:
         return microbatch == layout.split[cell_step.cell.pipeline][0]
 
     def backward(self, cell_step: CellStep, microbatch: int, given: Frame | None, inputs: Gradients) -> None:
-        """Send the checker inputs and checksums. given: the frame that the backward took. inputs: its results."""
+        """Send the checker a microbatch's inputs and checksums, unless its gradient has been added to another one.
+        given: the frame that the backward took. inputs: the gradients of the stage's inputs that the backward returned.
+        """
         made, cell = self._made.pop(cell_step.cell), cell_step.cell
         alone = made.work.gradients.alone
         if alone is None:

@@ -89,7 +89,7 @@ class Folding:
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
 
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
-        """Return the cell's takeover, None until all parts are taken over: their maxima, as each ran every forward."""
+        """Return the whole cell's takeover: the parts' maxima, as each ran every forward; None until all have come."""
         cell = self._cell(message.cell)
         parts = self._together(message, cell, message.cell.stage)
         if not parts:

@@ -289,7 +289,7 @@ class Engine:
         return self.components.committer.step_seconds if self.components else Histogram.of(STEP_SECONDS)
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
-        """Return new times of the stages here, at most once a second; else None. Only one thread may call this."""
+        """Return the stages' latest times, at most once a second; else None. Only one thread may call this."""
         return self.timer.due(now)
 
     def owned_times(self) -> list[tuple[int, StageTimes]]:

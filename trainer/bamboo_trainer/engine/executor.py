@@ -21,7 +21,7 @@ from bamboo_trainer.stage.stage import Stage
 
 
 class Executor:
-    """The executor of a worker's cells. cells: each one's step. handed_over: last gradients of cells moved away."""
+    """The executor of a worker's cells. cells: each cell's step. handed_over: last gradients of moved-away cells."""
 
     def __init__(self, shared: EngineContext, committer: Committer, replicator: Replicator, spots: SpotChecks) -> None:
         self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
@@ -44,7 +44,7 @@ class Executor:
     # roles
 
     def hand_over(self, old: Plan | None) -> None:
-        """Stop running the cells that the plan in force gives to other workers. old: the plan before."""
+        """Stop running cells that the plan drops or gives away, and send their last gradients. old: the plan before."""
         plan, worker = self._plan.current, self._plan.worker
         for cell in [c for c in self.cells if c.pipeline >= len(plan.pipelines)]:
             del self.cells[cell]
@@ -100,7 +100,7 @@ class Executor:
                 self._complete_takeover(cell_step)  # a move at the boundary, and nothing is owed
 
     def repeat(self, sender: WorkerId, frame: Frame) -> bool:
-        """Resend or recompute frames that a neighbouring stage lacks. Return False as `PortionSteps.repeat` does."""
+        """Resend or recompute frames that a neighbouring stage lacks; return the result of `PortionSteps.repeat`."""
         if not self.portions.repeat(sender, frame):
             return False
         owned = self.cells.get(frame.address.cell)
@@ -169,7 +169,7 @@ class Executor:
         self._outbox.resend(cell_step.cell, self._plan.worker)  # others send what they have when they are asked
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
-        """Report the cell as finished if only requests of other workers for its frames are left to be answered."""
+        """Report the cell as finished once the last step is applied, and the final evaluation, if any, committed."""
         held, step = self._states.here(cell_step.cell.stage), cell_step.step
         if cell_step.finished or cell_step.work is None or held is None or step < self._shared.steps:
             return
@@ -233,10 +233,10 @@ class Executor:
         return cell_step.has_inputs
 
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
-        """Return whether workers that repeat the cell's step after a loss might lack frames of another lost cell.
-
-        The log of frames between two cells of an owner is lost with the owner; only parts of one stage do not need it,
-        as one heir (the next owner) has them at one version. The same holds for the cells of two owners lost at once.
+        """Return whether workers that repeat the cell's step after a loss might lack frames that only lost workers have
+        logged: those between cells of one owner (except parts of one stage, which one heir gets at one version), or of
+        two owners lost at once; those of a pipeline with shared cells; those of tied stages, if several workers are
+        lost at once.
         """
         if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True

@@ -156,7 +156,7 @@ class Instructions:
             resume(work, portion, frame.payload, frame.tensors)
 
     def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
-        """Send other pipelines their chunks of a bucket (reduce-scatter). `_reduce`, `_gather` overwrite the sum."""
+        """Send other pipelines their chunks of a bucket (reduce-scatter), before `_reduce` overwrites the sum."""
         stage, work = self._parts(cell_step)
         assert cell_step.layout is not None
         (d, s), bucket, pipelines = cell_step.cell, instruction.bucket, cell_step.layout.pipelines

@@ -6,7 +6,7 @@ split anew, a checkpoint's until there is a newer one, or until it is given up b
 restored from copies held here; other layers are read from the store.
 
 When all workers begin anew with the state of a cut or a checkpoint, `LayerExchange` asks workers that have copies for
-layers, and answers them. Some worker has each layer of a cut. A layer of a checkpoint is read from the store if no
+layers, and answers them. Each layer of a cut is at some worker. A layer of a checkpoint is read from the store if no
 worker has it when asked.
 """
 
@@ -90,7 +90,7 @@ class LayerCopies:
     def reached(self, stage: int, values: StageValues, mark: CheckpointMark | None, plan: Plan) -> None:
         """Start to copy a stage that has reached a new version, if this worker writes a part of its checkpoint.
 
-        mark: the checkpoint in the commit that leads to the version. plan: the one in force.
+        mark: the checkpoint in the commit that leads to the version; None: no checkpoint. plan: the one in force.
         """
         if mark is None:
             return
@@ -186,12 +186,12 @@ class LayerCopies:
             self._say(state, layers)
 
     def obeyed(self, plan: Plan) -> None:
-        """Drop the cut's copies if a plan of a newer origin does not begin with the cut, or asks for no copies."""
+        """Drop the cut's copies if a plan of a newer origin begins with another state, or names no copies to use."""
         if plan.origin > self._origin and (not plan.sources or plan.restore != self.cut):
             self._forget_cut()
 
     def goes_back(self, plan: Plan) -> None:
-        """Drop the copies of other checkpoints if all workers begin anew with a checkpoint."""
+        """Unless all workers begin anew with a cut, drop the copies of checkpoints that the plan does not restore."""
         if not plan.moved:
             self.drop([one for one in self.held if one not in (plan.restore, self.cut)])
 
@@ -292,7 +292,7 @@ def is_exchanged(address: Address) -> bool:
 
 
 class LayerExchange:
-    """The exchange of layers' copies between workers that begin anew. copies: this worker's, to which it adds."""
+    """The exchange of layers' copies between workers that begin anew. copies: this worker's, which get the layers."""
 
     def __init__(self, worker: WorkerId, transport: Transport, copies: LayerCopies) -> None:
         self._worker, self._transport, self._copies = worker, transport, copies

@@ -29,7 +29,7 @@ class KeptSums:
         self._frames: dict[Cell, list[Frame]] = {}
 
     def keep(self, frame: Frame) -> None:
-        """Keep a sum in place of the sums that are part of it. Ignore it if a kept sum includes it, or is newer."""
+        """Keep a sum in place of sums that are part of it. Ignore it if a kept sum includes it or has a newer step."""
         address = frame.address
         known = [one for one in self._frames.get(address.cell, ()) if one.address.step >= address.step]
         if any(one.address.step > address.step or _is_part(address, one.address) for one in known):
@@ -61,7 +61,7 @@ def _is_part(one: Address, other: Address) -> bool:
 
 
 class Pace:
-    """The pace of sending sums: no sum while one is in transit, nor for as many microbatches after its arrival."""
+    """The pace of sending sums: none while one is in transit, then none for as many microbatches as that took."""
 
     def __init__(self) -> None:
         self._rests = 0
@@ -80,8 +80,8 @@ class Pace:
 class PortionSteps:
     """Work of this worker on portions, by cell and microbatches. A begun portion continues while the plan allows it.
 
-    The new owner of a lost cell waits for the sums that the keeper gives it, and runs the rest alone: the frames of
-    kept groups have reached the neighbouring stages. No worker runs a portion whose sum the owner has. If a
+    The new owner of a lost cell waits for the sums that the keeper gives it, and runs only the other groups: the kept
+    groups' frames have reached the neighbouring stages. No worker runs a portion whose sum the owner has. If a
     neighbouring stage changes hands and lacks frames that no log has, their microbatches run again, only for these
     frames: finished sums survive any number of losses.
     """
@@ -198,7 +198,7 @@ class PortionSteps:
         self._give_kept(peer)
 
     def give_finished(self, one: CellStep, work: Work) -> None:
-        """Send the sums of newly finished groups to the cell's keeper, unless `Pace` forbids it."""
+        """As the owner, send finished groups' sums, except the last group's, to the keeper when `Pace` allows it."""
         receiver, layout = keeper(self._plan.current, one.cell), one.layout
         finished = work.gradients.finished
         if receiver is None or not finished or layout is None:

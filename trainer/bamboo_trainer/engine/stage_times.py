@@ -58,8 +58,8 @@ class _Stage:
     def each(self, layers: Sequence[int]) -> tuple[float, ...]:
         """Return the seconds of each layer's forward, in order; empty if no forward has measured all of them.
 
-        Forwards that run layer by layer are rare, so the newest may be outdated after a change. So a layer's time in
-        one counts relative to the whole forwards after that one, times the present time of a whole forward.
+        Forwards that run layer by layer are rare, so the newest may be outdated. So each one's times are scaled: by the
+        present median of whole forwards, divided by the median of the whole forwards that followed it.
         """
         whole = [one for one in self.by_layer if one.layers.keys() >= set(layers)]
         now = median(self.forwards) if self.forwards else None
@@ -109,7 +109,7 @@ class StageTimer:
         return by_layer
 
     def ran(self, stage: int, instruction: Instruction, seconds: float) -> None:
-        """Record the seconds of an instruction of the ordinary schedule, run in one piece."""
+        """Record the seconds of an ordinary instruction, run in one piece; at ReportReady, sum up the step's times."""
         if isinstance(instruction, ReportReady):
             self._step_done()
             return
@@ -139,7 +139,7 @@ class StageTimer:
         by_layer[-1].layers[layer] = seconds
 
     def _step_done(self) -> None:
-        """Summarize the times to report next, unless the latest ones have not been returned yet."""
+        """Summarize the times to report next, unless the latest complete ones have not been returned yet."""
         if self._asked or not all(times.microbatches for times in self._latest):
             self._asked = False
             self._sum_up()
@@ -201,7 +201,7 @@ class _Device:
 
     @property
     def freed(self) -> float | None:
-        """The clock's time when the device finished all queued work; None if it has not, or had none."""
+        """The clock's time when the device finished all queued work; None if it has not finished, or had no work."""
         if self.anchor is None or self.last is None or not self.last.done():
             return None
         mark, at = self.anchor
