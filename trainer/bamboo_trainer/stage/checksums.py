@@ -76,7 +76,7 @@ def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
 
 
 def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Collection[str] = ()) -> str:
-    """Return the sum of the SHA-256 of all tensors and numbers: equal for bit-equal states. without: slots left out."""
+    """Return the sum of the SHA-256 of all tensors and numbers: equal for bit-equal states. without: names left out."""
     digests = []
     for name, tensor in _named(parameters, optimizer):
         if _slot(name) not in without:
@@ -160,10 +160,11 @@ class Constants:
             self._known[place] = _Known(tensor, _changes(tensor), None)
 
     def check(self, bits: bool = False) -> None:
-        """Raise TaskError if a constant was written to or replaced, and its bits differ, or a trained parameter is new.
+        """Raise TaskError if a buffer or frozen parameter is new, gone or changed, or a trained parameter new or
+        replaced.
 
-        The check is cheap: it compares bits only where torch counted a write. bits: compare the bits of all buffers,
-        since torch does not count writes through numpy or `.data`.
+        For running buffers and frozen parameters any write is a change. Other buffers' bits are compared where torch
+        counted a write or, with `bits`, always, since torch does not count writes through numpy or `.data`.
         """
         seen = set()
         for place, tensor, kind in self._all():

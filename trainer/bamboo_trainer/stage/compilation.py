@@ -48,7 +48,7 @@ class Toolchain:
 
 @functools.cache
 def toolchain(*, gpu: bool) -> Toolchain:
-    """Return the versions of this machine's compilers, or the missing one. gpu: whether Triton is required, too."""
+    """Return the versions of this machine's compilers, or the first requirement that it lacks. gpu: require Triton."""
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return Toolchain("", f"Python's headers (Python.h in {sysconfig.get_path('include')})")
     compiler = os.environ.get("CXX") or "g++"
@@ -113,7 +113,7 @@ _ALL_LAYERS: Final = 1 << 20  # limit for codes of all layers of one class in a 
 class CompiledLayers:
     """A stage's layers, compiled; they draw the same random numbers as without compilation.
 
-    deterministic: torch chooses no kernels by benchmarks. left: by layer that is not compiled, the reason.
+    deterministic: torch chooses no kernels by benchmarks. left: the layers that are not compiled, with the reason.
     """
 
     def __init__(self, layers: Mapping[int, nn.Module], *, deterministic: bool) -> None:

@@ -185,9 +185,8 @@ class Evaluator:
         self._task, self._config, self._device = values.task, values.config, values.device
 
     def run(self, batch: int, inputs: Parts | None) -> tuple[Parts, dict[str, Sum]]:
-        """Run an evaluation batch. Return the outputs and {}; on the last stage (), and the sums of its metrics.
-
-        A pure function of the parameters and the batch. inputs: None on the first stage, which reads them.
+        """Run an evaluation batch. Return the outputs and {}; on the last stage (), and the sums of its metrics. These
+        depend only on the stage's values, the batch and the inputs. inputs: None on the first stage, which reads them.
         """
         values, samples, targets = self._values, 0, Parts()
         if inputs is None or values.last:
@@ -215,6 +214,6 @@ class Evaluator:
 
 
 def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcontext[None]":
-    """Return autocast without a cache: casts made without a graph must not be found by a forward that needs one."""
+    """Return autocast without a cache; in fp32, no context: a forward with a graph must not find casts without one."""
     dtype = REDUCED.get(precision)
     return torch.autocast(device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()

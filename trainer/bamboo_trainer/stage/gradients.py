@@ -116,9 +116,7 @@ def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightG
 
 def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node, ...], list[Tensor]] | None:
     """Return the operations that lead both to inputs and to parameters: by group of operations, the parameters that
-    only this group leads to.
-
-    None if a parameter is also reached in another way, or if an operation cannot compute only a part of its gradients.
+    only this group leads to. None if the backward cannot be split, for the reasons in `split`.
     """
     roots = dict.fromkeys(ends)
     order, following = _walk(roots)

@@ -272,7 +272,7 @@ class OptimizerState:
             return None
 
     def may_have(self, name: str) -> bool:
-        """Return whether a state may lack the value of this name, which appears only with a step, or with a setting."""
+        """Return whether a state may lack this name: of a value that comes with a step, or of a changed number."""
         slot, key = parted(name)
         return slot in self._by_name and (not self.fixed or key.startswith(MARK))
 

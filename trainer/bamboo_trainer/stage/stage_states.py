@@ -42,9 +42,9 @@ def _helps(plan: Plan, worker: WorkerId, devices: int) -> bool:
 class StageState:
     """One stage's state on this worker.
 
-    stage: None while the state is on its way. owned: this worker runs the stage, and is not only a replica. staying: a
-    cell for which the state is held is not in a pipeline that the job is about to drop. final: the final gradients of
-    steps not applied yet, by step.
+    stage: None while the state is on its way. owned: this worker runs the stage, and is not only a replica. staying:
+    some cell for which the state is held is in a pipeline that the job keeps. final: the final gradients of steps not
+    applied yet, by step.
     """
 
     stage: Stage | None
@@ -165,7 +165,7 @@ class StageStates:
         return index in self.by_stage and step in self.by_stage[index].final
 
     def final_steps(self, index: int) -> list[int]:
-        """Return the steps of final gradients not applied yet. A new owner may have some of its predecessor's."""
+        """Return, in order, the steps whose final gradients are here and not applied, perhaps from a former owner."""
         return sorted(self.by_stage[index].final)
 
     def secured(self, index: int) -> int:

@@ -1,8 +1,9 @@
 """A link's two ends: threads that connect and send, and others that authenticate the sender and read into tensors.
 
-Frames with LARGE_BODY or more travel whole over FLOWS_PER_LINK equal connections, since clouds limit the rate of one;
-whichever is free takes the next frame. All others travel over the link's first connection. The receiving end delivers
-the frames of all connections in the order of the numbers that precede them. If a connection is lost, so is the link.
+Frames of LARGE_BODY bytes or more travel whole over FLOWS_PER_LINK equal connections, since clouds limit the rate of
+one; whichever is free takes the next frame. All others travel over the link's first connection. The receiving end
+delivers the frames of all connections in the order of the numbers that precede them. If a connection is lost, so is the
+link.
 
 The sending end (`Outbound`): the link's thread forms the link, again and again, and waits for its end; each connection
 has a thread that sends. The caller's own thread sends a small frame if the kernel takes it at once: waking a sender,
@@ -82,7 +83,7 @@ def read(reader: "BufferedReader[socket.SocketIO]", size: int) -> bytes:
 class LinkStates:
     """The broken links of one direction. When several lanes break together, only the first break is reported.
 
-    Each recovery is reported, because frames for a lane that was still broken were dropped when another one recovered.
+    Each lane's recovery is reported: frames sent again after one's recovery were dropped on lanes still broken.
     """
 
     def __init__(self) -> None:
