@@ -91,7 +91,7 @@ class Committer:
         return self.cut is not None and step >= self.cut.step
 
     def hold(self, cut: CheckpointId) -> bool:
-        """Let no step follow the state `cut`, where the layers are split anew. Return False if one is committed."""
+        """Let no step follow the state `cut`, at which layers are split anew. Return False if a step already did."""
         if self.log.newest < cut.step:
             self.cut = cut
         return self.cut == cut
@@ -109,7 +109,7 @@ class Committer:
     def _with_common_state(self, commit: Commit) -> Commit:
         """Complete a commit with the common state after its step (`CommonState`), and mark it as skipped if the policy
         says so. If a decision or the evaluation ends training before this step, return only the evaluation and the
-        early stop. A pure function of the reports and the root's state, so a new root decides the same.
+        early stop. The result depends only on the reports and the root's state, so a new root decides the same.
         """
         if self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)

@@ -49,7 +49,7 @@ class History:
 
 
 class NoHistory(History):
-    """A history that keeps nothing. missed: called each time this worker becomes the root, to report that."""
+    """A history that keeps nothing. missed: called whenever this worker becomes the root, to warn that none is kept."""
 
     def __init__(self, missed: Callable[[], None] = lambda: None) -> None:
         self._missed, self._leads = missed, False

@@ -80,7 +80,7 @@ class ReplicaProgress:
         return Owed.STATE
 
     def caught_up(self, mine: int) -> bool:
-        """Return True once: when the replica first holds everything that the owner holds."""
+        """Return True once: when the replica first holds the owner's version."""
         if self.synced or self.since is None or self.acked < mine:
             return False
         self.synced = True
@@ -89,9 +89,9 @@ class ReplicaProgress:
     def holds_back(self, step: int, strict: bool) -> bool:
         """Return whether the owner must wait for the replica before `step` is committed. See docs/design/commit.md.
 
-        The owner waits for no replica that still gets its state, but for one that is a few steps behind: where a step
-        is shorter than the round trip to the replica, the replica would never catch up by itself. strict: the replica
-        must be able to complete the step without any worker's log.
+        The owner does not wait for a replica that still gets its state, but for one that is CLOSE_STEPS behind or has
+        lagged for PATIENCE_STEPS: where a step is shorter than the round trip to the replica, it would never catch up
+        by itself. strict: the replica must be able to complete the step without any worker's log.
         """
         if self.synced:
             return self.acked < step or (strict and self.secured <= step)
@@ -104,7 +104,7 @@ class ReplicaProgress:
 class ArrivedState:
     """A stage's state that arrives from another worker, layer by layer.
 
-    wanted: the number of the stage's layers. generation: the generation of the layout at the state's version.
+    wanted: the number of layers to come. generation: the generation of the layout at the state's version.
     """
 
     cell: Cell
@@ -172,8 +172,8 @@ class Replicator:
             self.send_final(replica, cell, step)
 
     def hand_over(self, cell: Cell, worker: WorkerId, step: int) -> Frame:
-        """Return a frame with the step's final gradients for a replica that takes over the cell. First send it all
-        gradients still queued for it: it waits for them now, and `send_next` serves only replicas.
+        """Return a frame with the step's final gradients for a replica that takes over the cell. First send that worker
+        all gradients still queued for it: it waits for them now, and `send_next` sends them only to replicas.
         """
         for key in [one for one in self._unsent if one[:2] == (cell, worker)]:
             del self._unsent[key]
@@ -361,9 +361,8 @@ class RepeatedSteps:
         return address.step <= max(self._log.newest, self._asked.get(address.cell, -1))
 
     def look(self, repeated: Iterable[Repeated], since: Mapping[Cell, int]) -> None:
-        """Ask all workers for the frames that repeated steps lack; report cells that can never complete theirs.
-
-        since: the first step in the message log, for each of this worker's cells.
+        """Ask all workers for the frames that repeated steps lack; report LeftBehind for cells whose step is not the
+        newest or can never be completed. since: the first step in the message log, for each of this worker's cells.
         """
         epoch = self._plan.current.epoch
         for one in repeated:
@@ -380,7 +379,7 @@ class RepeatedSteps:
         self._questions.clear()
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
-        """Send a cell's owner, which repeats a committed step, newer state or gradients, and logged frames, if any."""
+        """Answer the owner that repeats a step: send a newer state or final gradients, if here, and logged frames."""
         self._asked[cell] = max(step, self._asked.get(cell, -1))
         number = cell.stage
         if number in self._states and self._states.version(number) > step:

@@ -260,7 +260,7 @@ class LoggerFollower(HistoryFollower):
 
 
 class CallbackFollower(HistoryFollower):
-    """The follower that calls a callback for each record, and reports its failure."""
+    """The follower that calls a callback for steps, evaluations, checkpoints and disruptions, and reports failures."""
 
     kind, reason, at_once = "callback", "CallbackFailed", AT_ONCE
     _callback: Callback | None = None

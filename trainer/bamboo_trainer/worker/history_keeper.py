@@ -252,7 +252,7 @@ class HistoryKeeper(History):
         return not one.complete or not [f for f in self._followers if not f.complete(self._turns.wake)]
 
     def _flush(self, term: _Term) -> bool:
-        """Write the records that are due; return False if the term is over."""
+        """Write all kept commits and events, and wake the followers; return False if the term is over."""
         file = term.file or self._prepare(term)
         with self._lock:
             if self._term is not term:

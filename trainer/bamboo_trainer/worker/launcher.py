@@ -50,7 +50,7 @@ def lasting_imports() -> Iterator[None]:
     collection, a fifth of a second in the middle of a step.
 
     Unless the environment sets it, torch is also set to ask for huge pages for tensors from 2 MiB on: the kernel
-    provides new memory in pages, and with small pages that takes ten times as long as writing to it.
+    provides new memory in pages, and providing small pages takes ten times as long as writing to them.
     """
     os.environ.setdefault(HUGE_PAGES, "1")
     gc.disable()
@@ -77,7 +77,7 @@ END_SECONDS = 3.0  # for all children, when the launcher ends; ForkServer.close(
 
 class _Child(NamedTuple):
     """A forked child: a worker, or a call in progress. name: the worker, or the call's id. answer: a file for a call's
-    answer.
+    answer; None for a worker.
     """
 
     name: Any

@@ -37,8 +37,7 @@ Step = Callable[[], int | None]
 
 
 def begin_log(worker: str, step: Step, *, shared: bool) -> None:
-    """Set up this process's log for the worker. step: returns the newest committed step; None before training.
-
+    """Set up this process's log for the worker. step: returns the number of committed steps; None before training.
     shared: other workers write to the same file.
     """
     handler = logging.StreamHandler(sys.stderr)

@@ -17,7 +17,7 @@ FIRST_CALLS: Final = {"Rehearsal"}  # their durations are not typical
 
 class Span(NamedTuple):
     """An instruction, or the wait before it. cell: None if a wait's instruction is unknown. awaited: for a wait, the
-    name of the instruction. begin, end: seconds of the clock; end is 0 while it goes on.
+    name of the instruction. begin, end: seconds of the clock; end is 0 for an instruction in progress.
     """
 
     name: str
@@ -97,9 +97,9 @@ class Spans:
             follower.close()
 
     def now(self) -> tuple[str, float]:
-        """Return the instruction in progress in words and its seconds so far, or "" and 0. Any thread may call.
+        """Return the instruction in progress in words, and its seconds so far; "" and 0 for none or a rehearsal.
 
-        A data set that hangs or a kernel that never ends blocks the engine's thread, but not the heartbeats.
+        A hanging dataset or kernel blocks the engine's thread, but not the heartbeats: any thread may call this.
         """
         span = self._current
         if span is None or span.cell is None or span.name in FIRST_CALLS:
