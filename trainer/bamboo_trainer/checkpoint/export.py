@@ -63,7 +63,7 @@ def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] 
 
 
 def describe(model: NamedModel, folder: Path) -> None:
-    """Write the files of a transformers folder except weights: config.json, generation settings, companions."""
+    """Write a transformers folder without weights: config.json, companions, a causal model's generation settings."""
     classes = getattr(transformers(), AUTO[model.objective][1])
     model.config.architectures = [classes[type(model.config)].__name__]
     model.config.dtype = "float32"

@@ -63,8 +63,8 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """The result of `match`. takes: the model's tensors that are initialized from weights, with these. left: names of
-    the weights that are not used. anew: names of the model's tensors that keep their own initialization.
+    """The result of `match`. takes: the model's tensors that are initialized, each with its stored tensors. left: names
+    of the weights that are not used. anew: names of the model's tensors that keep their own initialization.
     """
 
     takes: tuple[Take, ...]

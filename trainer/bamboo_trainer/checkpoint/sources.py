@@ -141,8 +141,8 @@ def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
 def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
     """Return the weights or the checkpoint at a URL, and a sentence for each newer checkpoint that was passed over.
 
-    url: a file or a folder of weights, or the place of checkpoints. step: the checkpoint's step; None: the newest one.
-    Raises StorageError.
+    url: a file or a folder of weights, or the place of checkpoints. step: the checkpoint's step; None: the weights, or
+    the newest checkpoint. Raises StorageError.
     """
     try:
         files = tensor_files(Path(url)) if step is None else None

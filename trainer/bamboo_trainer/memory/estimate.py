@@ -264,9 +264,8 @@ def _copies(
     spec: JobSpec,
     held: tuple[Sequence[int], Sequence[int]],
 ) -> int:
-    """Return the bytes of copies while a worker writes checkpoints. held: stages that it runs, and that it replicates.
-
-    A stage's layers are dealt in turn to its owners in all pipelines, then to its replicas.
+    """Return the bytes of two checkpoints' copies on a worker. held: stages that it runs, and stages that it
+    replicates. A stage's layers are dealt in turn to its owners in all pipelines, then to its replicas.
     """
     if spec.checkpoint is None:
         return 0

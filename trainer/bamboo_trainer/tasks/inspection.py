@@ -149,7 +149,7 @@ class Walk:
         return layer_without_values(self.task, index, self.mode) if self.mode else build_layer(self.task, 0, index)
 
     def given(self, parts: Any) -> Any:
-        """Return these tensors as autograd leaves, without data if the walk has none: inputs of its layers."""
+        """Return these tensors as inputs of the walk's layers: autograd leaves, without data if `mode` is given."""
         return tree_map(self._leaf, parts)
 
     def _leaf(self, part: Tensor) -> Tensor:

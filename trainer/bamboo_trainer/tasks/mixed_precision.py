@@ -102,8 +102,8 @@ def passed_on(result: Any, dtype: torch.dtype) -> Any:
     """Return a layer's result as it is passed on: its tensors in fp32 that have a gradient are rounded to `dtype`.
 
     The results of all layers but the last are rounded, not only at a boundary between workers: the bits then do not
-    depend on the split. Autograd rounds the gradient alike. Tensors without a gradient, such as masks and angles, stay
-    unchanged: they are small, and a mask's lowest fp32 number would become infinite.
+    depend on the split. Autograd rounds the gradients to `dtype`, too. Tensors without a gradient, such as masks and
+    angles, stay unchanged: they are small, and a mask's lowest fp32 number would become infinite.
     """
     if dtype is torch.float32:
         return result

@@ -173,7 +173,7 @@ def _bytes(values: Iterable[Any]) -> int:
 
 
 class AllStepsAtOnce(TorchFunctionMode):
-    """A mode that runs a recurrent layer as one product over all steps: as many operations, in hardly any time.
+    """A mode that runs a recurrent layer as one product over all steps: equally many operations in hardly any time.
 
     It is only for tensors without data, since steps depend on each other. On such tensors each step of torch's loop
     takes milliseconds, and there may be thousands. The loop of a GRU would also count all weights as read in each step.

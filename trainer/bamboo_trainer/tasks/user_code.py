@@ -155,8 +155,8 @@ def run_layer(
 
 
 def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
-    """Give a part that is passed on unchanged, or twice, its own gradient in each place, as it has where the model is
-    split. Otherwise the gradients of all its uses would be summed in another order.
+    """Give a part that is passed on unchanged, or returned twice, a separate gradient in each place, as between stages.
+    Otherwise a stage would sum the gradients of all uses in an order that depends on the split.
     """
     if len(parts) == len(result) == 1 and parts[0] is not result[0]:
         return result  # nearly always
