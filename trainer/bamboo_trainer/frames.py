@@ -249,7 +249,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class CommonState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part of the state that belongs to no layer. It follows from the commits alone, so all workers have the same.
+    """The part of the state that belongs to no layer. It follows from the commits alone, so all workers agree on it.
 
     loss_scale: the scale for the next step, in fp16. decided: the decisions for the next step, if the task has any.
     course: the course of the evaluations of all earlier states, if they may end the job. metric: the goal and metric of

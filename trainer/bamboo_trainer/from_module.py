@@ -105,7 +105,7 @@ class SplitModule:
 
     def _really(self, number: int, form: Form, given: Sequence[Tensor]) -> Any:
         """Return a block's result as tensors without values. The first time that a block of its class gets inputs of
-        these shapes, run it with values, on random inputs.
+        these shapes, run it with values, on inputs of random floats or of ones.
         """
         name = self.blocks[number]
         block = self._model.get_submodule(name)

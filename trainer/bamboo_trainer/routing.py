@@ -64,8 +64,8 @@ class PlanState:
         self._required_epoch = 0
 
     def offer(self, plan: Plan) -> Plan | None:
-        """Receive a plan from the coordinator; return it if it must be activated now. An old plan is ignored; a
-        boundary plan under which the root has not committed becomes `pending`.
+        """Receive a plan from the coordinator; return it if it must be activated now, else None. An old plan is
+        ignored; a boundary plan under which the root has not committed becomes `pending`.
         """
         if plan.epoch <= self.current.epoch:
             return None
@@ -75,7 +75,7 @@ class PlanState:
         return plan
 
     def require(self, epoch: int) -> Plan | None:
-        """Note that the root has committed under the plan of an epoch; return the pending plan if it is due now."""
+        """Note that the root has committed under an epoch's plan; return the pending plan if due now, else None."""
         self._required_epoch = max(self._required_epoch, epoch)
         return self.pending if self.pending and self.pending.epoch <= self._required_epoch else None
 

@@ -255,12 +255,12 @@ class Engine:
 
     @property
     def reported_plan(self) -> Plan | None:
-        """The newest plan as the coordinator sent it, with stages that are not divided into device stages."""
+        """The newest plan as the coordinator sent it, not divided into device stages; None before the first."""
         return self.newest_plan
 
     @property
     def newest_plan(self) -> Plan | None:
-        """The newest plan that this worker knows, in force or not."""
+        """The newest plan that this worker knows, in force or not; None before the first."""
         if self._beginning:
             return self._beginning.plan
         return self.components.plan.newest if self.components else None

@@ -61,7 +61,7 @@ class Executor:
                 cell_step.predecessor = None
 
     def take_over(self, old: Plan | None, arrived: float) -> None:
-        """Run the cells that the plan in force gives to this worker. arrived: when it came, seconds of the clock."""
+        """Run the cells that the plan newly gives to this worker; adapt the others. arrived: seconds of the clock."""
         for cell_step in self.portions.cell_steps():
             cell_step.kept = 0  # there may be another keeper
         for cell_step in self.cells.values():

@@ -234,7 +234,7 @@ class FlatParameters:
     all gradients up in fp32.
 
     A tied parameter has one place in `flat`. Each layer that uses it has a parameter of its own, with the same memory,
-    and a place of its own in the gradient: the first one has the slot's, the others follow after all slots. So a
+    and a place of its own in the gradient: the slot for the first layer, places after all slots for others. So a
     gradient has `gradient_size` elements until these are summed (`TiedSegment`), then `size`.
 
     layers: by number; moved to the device. shared: the tied parameters' group and name, by id, from `ties.tie`. uses:

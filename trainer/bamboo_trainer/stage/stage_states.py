@@ -24,8 +24,8 @@ class StageBuilder(Protocol):
 def first_states(plan: Plan, worker: WorkerId) -> list[int]:
     """Return the stages whose states a worker begins with if it has obeyed no plan of this origin before.
 
-    A cell that the worker owns in the first plan that it gets has been its own since the plan's origin. Under later
-    plans of that origin, owners send the states that the worker replicates.
+    If the first plan that a worker obeys gives it a cell, the worker has owned that cell since the plan's origin. Under
+    later plans of that origin, owners send the states that the worker replicates.
     """
     owned = {cell.stage for cell in plan.owned_by(worker)}
     replicated = {cell.stage for cell in plan.replicated_by(worker)}

@@ -375,7 +375,7 @@ class StageValues:
 
     def checksums(self) -> dict[str, int]:
         """Return checksums of the whole state, by each tensor's name in messages; by layer if there are more than
-        MOST_SUMS tensors. Equal for all holders of the stage. Raises TaskError if a buffer has changed.
+        MOST_SUMS tensors. All holders of the stage have equal ones. Raises TaskError if a buffer has changed.
         """
         self._constants.check(bits=True)
         sums = checksums.checksums(self.parameters, self.optimizer)
