@@ -57,7 +57,7 @@ def export(
     force: bool = False,
     quiet: bool = False,
 ) -> str:
-    """Export a checkpoint or weights; return a summary line. config: task.config, instead of `job`'s manifest."""
+    """Export a checkpoint or weights; return a summary. config: task.config if `job` is None. Raises ValueError."""
     if format not in ("safetensors", "huggingface"):
         raise ValueError(f"the format of an export is safetensors or huggingface, not {format!r}")
     task_config = None
@@ -85,7 +85,7 @@ def tokenize(
     force: bool = False,
     quiet: bool = False,
 ) -> str:
-    """Tokenize text files and folders; return a summary line. pattern: which files in folders to take."""
+    """Tokenize text files and folders; return a summary line. pattern: which files in folders. Raises ValueError."""
     path = Path(output)
     if shard is None and path.suffix != SUFFIX:
         raise ValueError(f"--output {path}: expected a file NAME{SUFFIX}, or with --shard a folder's name")

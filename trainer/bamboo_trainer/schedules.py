@@ -5,6 +5,7 @@ Each function here returns a pure function of the number of steps done (0 for th
 
 A linear warm-up lasts `warmup` steps: the first step has peak / warmup, the last one has the peak. The decay of
 `polynomial`, `linear` and `cosine` ends when `steps` steps are done; from then on the value is `final`.
+Invalid arguments raise ValueError.
 """
 
 import math

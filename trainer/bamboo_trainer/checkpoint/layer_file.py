@@ -213,7 +213,7 @@ def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[
 
 
 def read_layer(store: CheckpointStore, manifest: CheckpointManifest, layer: int) -> LayerState:
-    """Read and check a layer's whole file. Raises CheckpointDamaged, which names the file, or StoreUnavailable."""
+    """Read and check a layer's whole file. Raises CheckpointDamaged, with the file's name, or StoreUnavailable."""
     data = store.read_part(manifest, layer)
     try:
         return replace(decode(data), common=msgspec.convert(manifest.common, CommonState))

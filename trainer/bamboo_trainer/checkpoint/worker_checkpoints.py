@@ -128,8 +128,8 @@ class WorkerCheckpoints:
         self._do(request)
 
     def drop(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """Stop writing the newest checkpoint, and remove its files unless it is complete, if it is in `checkpoints`,
-        which were given up or replaced.
+        """If this worker's newest checkpoint is among these, which were given up or replaced, stop writing it, and
+        remove its files unless it is complete.
         """
         if self._newest is not None and self._newest in checkpoints:
             self._do(_Remains(self._newest))

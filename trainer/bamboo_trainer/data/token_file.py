@@ -209,7 +209,7 @@ class Tokens:
         return (inputs, numbers[:, :-1].contiguous()), (targets,)
 
     def _place(self, index: int) -> tuple[TokenFile, int]:
-        """Return the file of a sample, and the number of its first token there."""
+        """Return the file of a sample, and the number of its first token there. Raises IndexError."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         shard = bisect_right(self._before, index) - 1

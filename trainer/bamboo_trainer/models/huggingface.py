@@ -104,7 +104,7 @@ def balanced_experts(model: nn.Module, coefficient: float | None, *, masked: boo
     """Return the load-balancing loss of a model's experts (MoE); None without a coefficient.
 
     coefficient: factor of the loss; None: the model's, if its config has `output_router_logits: true`; 0: no loss.
-    masked: the data have a mask. Raises ValueError for a model without such a loss, or with another one than
+    masked: the data have a mask. Raises ValueError for a model without such a loss, or whose loss differs from
     `BalancedExperts`.
     """
     config: Any = model.config

@@ -226,7 +226,7 @@ def split_costs(task: Task, spec: JobSpec) -> tuple[float, ...]:
 def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
     """Return each layer's operations in one microbatch's forward and backward, at least 1, or the task's own costs.
 
-    Equal for every worker. Raises TaskError if a layer cannot run at all.
+    All workers compute equal costs. Raises TaskError if a layer cannot run at all.
     """
     if task.costs is not None:
         return stated_costs(task, task.costs)

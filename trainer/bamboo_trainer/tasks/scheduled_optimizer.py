@@ -1,4 +1,4 @@
-"""The user's optimizer with the task's learning rate and other schedules; the same in a stage and in plain training."""
+"""The user's optimizer with the task's learning rate and other schedules, for stages and for plain training."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -186,7 +186,7 @@ class HistoryKeeper(History):
 
     def when_written(self, callback: Callable[[], None], *, complete: bool = False) -> None:
         """Call a function in the writing thread once all commits and events known now are written, or after
-        HELD_SECONDS. If this worker is not the root, call it at once. Not to be called after `close`.
+        HELD_SECONDS. If this worker is not the root, call it at once. Do not use this after `close`.
 
         complete: training is complete; wait until the callbacks have handled its end, too.
         """

@@ -248,7 +248,7 @@ class Launcher:
         self._tell(event="result", id=child.name, **result)
 
     def _end_orphans(self) -> None:
-        """End the orphans of ended children, which the launcher adopts. A living child adopts its own."""
+        """End the orphans of ended children, which the launcher adopts. A living child adopts its own orphans."""
         left = children().keys() - self._children.keys()
         self._orphans.end(left, time.monotonic())
 
