@@ -38,7 +38,7 @@ class Executor:
 
     @property
     def _last(self) -> int:
-        """The last step with instructions: after the last step the final state is evaluated."""
+        """The last step with instructions; if the job evaluates, one after the last step, for the final state."""
         return self._shared.steps if self._evaluations else self._shared.steps - 1
 
     # roles

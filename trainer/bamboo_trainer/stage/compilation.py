@@ -141,7 +141,7 @@ class CompiledLayers:
         self.seconds = 0.0  # of compiling ahead
 
     def call(self, index: int, given: Any) -> Any:
-        """Run a layer, compiled on its first call, like `call_layer`. Raises TaskError if it cannot be compiled."""
+        """Run a layer like `call_layer`, compiled unless it is in `left`. Raises TaskError if it cannot be compiled."""
         layer = self._layers[index]
         compiled = self._compiled.get(index, layer)
         try:

@@ -272,7 +272,7 @@ class OptimizerState:
             return None
 
     def may_have(self, name: str) -> bool:
-        """Return whether a state may lack this name: of a value that comes with a step, or of a changed number."""
+        """Return whether a name may be absent: its value appears with a step, or with a group's changed number."""
         slot, key = parted(name)
         return slot in self._by_name and (not self.fixed or key.startswith(MARK))
 

@@ -79,7 +79,7 @@ class Stage:
         )
 
     def checked(self, run: Callable[[], Forwarding]) -> Forwarding:
-        """Run a forward. Raises TaskError if the first one changes buffers, or uses parameters of other layers."""
+        """Run a forward. Raises TaskError if the first one changes buffers, makes parameters or uses foreign ones."""
         if self.has_run:
             return run()
         layers = self.values.layers

@@ -83,7 +83,7 @@ def read(reader: "BufferedReader[socket.SocketIO]", size: int) -> bytes:
 class LinkStates:
     """The broken links of one direction. When several lanes break together, only the first break is reported.
 
-    Each lane's recovery is reported: frames sent again after one's recovery were dropped on lanes still broken.
+    Each lane's recovery is reported: frames resent after another lane's recovery were dropped on this lane.
     """
 
     def __init__(self) -> None:
