@@ -40,8 +40,8 @@ class Checkpoint:
         return read_entries(self.store, self.manifest)
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        """Return the tensors of a file, as stored, by `StateEntry.tensor`: at least those of `entries`, all of this
-        file. Raises StorageError, also if the tensors differ from the entries read earlier.
+        """Return the tensors of a file, as stored, by `StateEntry.tensor`: at least those of `entries`, which must be
+        in this file. Raises StorageError, also if the tensors differ from the entries read earlier.
         """
         state = read_layer(self.store, self.manifest, file)
         stored = {name: as_stored(tensor) for name, tensor in state.tensors.items()}

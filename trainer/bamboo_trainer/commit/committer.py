@@ -137,7 +137,7 @@ class Committer:
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
         """As the root, begin a checkpoint with the commit of the requested step or a later one.
 
-        A request replaces the one before and ends a pause. If a commit has already begun it, tell the coordinator.
+        A request replaces the one before and ends a pause; one that a commit has fulfilled is only reported again.
         """
         if self._marked and self._marked[0] == wanted.number:
             self._coordinator.tell(CheckpointBegun(number=wanted.number, checkpoint=self._marked[1]))

@@ -22,7 +22,7 @@ class TaskError(ValueError):
 
 
 class NotDeterministic(TaskError):
-    """Raised if work gives different bits when repeated. The message names the first layer that differs."""
+    """Raised if work gives different bits when repeated. The message names the first result that differs."""
 
 
 class TaskOutOfMemory(MemoryError):

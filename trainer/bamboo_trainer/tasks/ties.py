@@ -56,7 +56,7 @@ def tie(
     """Make the tied parameters one object per group, with the value of the group's first name.
 
     apart: trained parameters become one object per group and layer, with the same value, so that each layer's gradient
-    stays separate. Returns each object's group and first name, by its id. Raises TaskError if tied parameters differ.
+    stays separate. Return each object's group and first name, by its id. Raises TaskError if tied parameters differ.
     """
     sources: dict[int, nn.Parameter] = {}
     shared: dict[tuple[int, int | None], nn.Parameter] = {}

@@ -229,8 +229,8 @@ class HistoryKeeper(History):
     # in the separate thread
 
     def _turn(self, last: bool) -> None:
-        """Write the records that are due, and call the waiters whose records are written, or that have waited long
-        enough. last: write all records and call all waiters, as no turn follows.
+        """Write the kept records if the other workers have sent theirs, and call the waiters whose records are written,
+        or that have waited long enough. last: write all records and call all waiters, as no turn follows.
         """
         with self._lock:
             term, waiting, self._waiting = self._term, self._waiting, []
@@ -312,8 +312,8 @@ class HistoryKeeper(History):
         return self._attempt or (newest if goes_on else newest + 1)
 
     def _pending(self, attempt: int) -> tuple[list[Record], int, dict[str, int]]:
-        """Return all records to write, the number of commits that are written then, and the number of each source's
-        last event. attempt: the current attempt.
+        """Return all records to write, the number of commits in the history once these are written, and the number of
+        each source's last event. attempt: the current attempt.
         """
         records: list[Record] = []
         for step, commit in sorted(self._commits.items()):

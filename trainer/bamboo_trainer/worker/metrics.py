@@ -42,7 +42,7 @@ def fill(page: MetricsPage, worker: WorkerAgent) -> None:
 
 
 def serve(worker: WorkerAgent, host: str, port: int) -> None:
-    """Serve metrics until the process ends. If the port cannot be opened, log it; training continues without."""
+    """Serve metrics until the process ends. If the port cannot be opened, log it; training continues without them."""
     registry = CollectorRegistry()
     registry.register(MetricsPageCollector(lambda page: fill(page, worker)))
     ProcessCollector(registry=registry)

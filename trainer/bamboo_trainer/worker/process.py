@@ -178,7 +178,8 @@ def main(
     """Run one worker in this process until it is asked to stop; return its exit code.
 
     token: the token, or the file that always holds the newest one. gate: the descriptor of the pipe to which a
-    `StrikeGate` writes its questions. steps: the steps in which it asks. follower: follows the worker's spans.
+    `StrikeGate` writes its questions. steps: the steps in which it asks. follower: gets the worker's spans.
+    trace: path of a `TraceFile`.
     """
     torch.set_num_threads(1)
     followers = [follower] if follower else []
