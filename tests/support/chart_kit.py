@@ -1,4 +1,4 @@
-"""Sets of values for the Helm chart, fixtures that render the chart with them, and look-ups in the result."""
+"""Sets of values for the Helm chart, fixtures that render it, look-ups in the objects, and a worker's pod."""
 
 from pathlib import Path
 

@@ -68,11 +68,11 @@ def complete(step: int, id: str = "a", **options) -> ListedCheckpoint:
 
 
 class Killed(BaseException):
-    """Raised by a fault that ends the process."""
+    """Raised by a fault in place of a process that is killed."""
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """An in-memory file system that injects faults. faults: name of the fault by the operation's number, from 0."""
+    """An in-memory file system with faults. faults: by the operation's number, or a function of number and name."""
 
     cachable = False
 

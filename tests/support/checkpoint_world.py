@@ -57,7 +57,7 @@ def written(world: World, checkpoint: CheckpointId, *layers: int) -> None:
 
 
 def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
-    """Train to `step`, let the root begin a checkpoint of its state, and return the checkpoint's id."""
+    """Train to `step`, let the root save that step's state and all holders report checksums, and return the id."""
     train(world, step - 1)
     checkpoint = CheckpointId(step=step, id=id)
     world.commit((world.state.checkpoints.number, checkpoint))
@@ -66,7 +66,7 @@ def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 
 def tell_sums(world: World, version: int) -> None:
-    """Let each holder of each stage report the same checksum of its state of a version."""
+    """Let all holders of each stage report the checksum of its state at `version`, the same for all."""
     for stage, holders in enumerate(world.state.certain_holders(world.plan)):
         for worker in holders:
             world.tell(Received(worker, StateSums(stage=stage, version=version, sums={"w": "0" * 16})))
@@ -90,7 +90,7 @@ def finished(world: World) -> None:
 
 
 def lose_stage(world: World) -> None:
-    """Lose all holders of a stage at once; another worker survives."""
+    """Lose all holders of stage 1 of a job with one pipeline; at least one other worker survives."""
     plan = world.plan
     for worker in sorted(plan.at(Cell(0, 1)).holders):
         world.lose(worker)

@@ -33,7 +33,7 @@ def put(document: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
 
 
 def whole() -> dict[str, Any]:
-    """Return a manifest that sets every field except the URL and the number of pipelines."""
+    """Return a manifest with all fields but budget, keepBest, replicas, pipelines, and what excludes training.steps."""
     document = deepcopy(_WHOLE)
     document["spec"]["worker"]["resources"]["requests"] = {"cpu": "500m"}
     return document
@@ -255,7 +255,7 @@ LENGTHS = {name: values(SPEC["properties"]["training"]["properties"][name]) for 
 
 @st.composite
 def manifests(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a valid manifest: values that fit the schema, changed until they fit the rules between fields."""
+    """Draw a valid manifest without budget: values that fit the schema, changed to fit the rules between fields."""
     spec = draw(SPECS)
     spec.pop("budget", None)  # it needs the price of each pool
     training, topology = spec["training"], spec.get("topology") or {}
@@ -301,7 +301,7 @@ def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], m
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
-    """Lower `devices` to the smallest stage's layers, and set the requested GPUs to that number, in place."""
+    """Lower `devices` above 1 to the smallest stage's layers, and set NVIDIA GPUs to that number, in place."""
     if worker.get("devices") in (None, 1):
         return
     fewest = min(topology.get("split") or (worker["devices"],))

@@ -1,4 +1,4 @@
-"""One worker's real engine with a plan, whose peers the test plays."""
+"""One worker's real engine. The test plays its peers and its coordinator."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn

@@ -9,7 +9,7 @@ Object = dict[str, Any]
 
 
 class FakeApi:
-    """Objects by kind and name. Each change gives a new resourceVersion; answers are copies."""
+    """Objects by kind and name. Each `put` gives a new resourceVersion; create, read and replace return copies."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Object]] = {}

@@ -23,7 +23,7 @@ def small() -> dict[str, Any]:
 
 
 def model_of(forward: Callable[[Any, Tensor], Any], block: Callable[[], nn.Module] = lambda: nn.Linear(4, 4)) -> Any:
-    """Return a module class with a list of three blocks and the given forward."""
+    """Return a module class with a norm, a list of three blocks and the given forward."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -69,7 +69,7 @@ def load_state(layers: list[nn.Module], state: Mapping[str, Tensor]) -> None:
 
 
 def check_gradients(layers: list[nn.Module], model: nn.Module) -> None:
-    """Check that the layers have the same gradients as the model, of which some parameters may have none."""
+    """Check that the layers' gradients are close to those that the model has; some of its parameters may have none."""
     ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:

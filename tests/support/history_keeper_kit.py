@@ -46,7 +46,7 @@ class Job:
         return self.workers[name].keeper
 
     def tell_newcomer(self, name: str, *, unwritten: bool = True) -> None:
-        """Tell a new worker the newest commits, and all that the root has not written unless unwritten=False."""
+        """Tell a new worker the newest commits and, if `unwritten`, the commits that the root has not written yet."""
         self.keeper(name).take_role(plan(self.origin, self.origin, first=self.first), False)
         if unwritten:
             self._tell(self.root, name)
@@ -101,7 +101,7 @@ class Job:
         self.written()
 
     def replace_root(self, name: str) -> None:
-        """Lose the root without notice, and let worker `name` lead from the next epoch on."""
+        """Lose the root without notice, and let worker `name` be the root in epoch 2."""
         self.lose(self.root)
         self.lead(name, 2)
 

@@ -14,7 +14,7 @@ def step(number, attempt=1, **more):
 
 
 def evaluated(number, attempt=1, **metrics):
-    """Return the record of an evaluation of the state after step `number`; the next commit brings it."""
+    """Return the record of an evaluation of the state after step `number`, with the time of the next step's commit."""
     return EvaluationRecord(attempt=attempt, step=number, time=1000.0 * attempt + number + 1, metrics=metrics)
 
 

@@ -1,4 +1,4 @@
-"""The container images, built for tests: a base image of Debian's packages, wheels, buildah; run with podman.
+"""The container images, built for tests by buildah from Debian's packages and downloaded wheels, and run by podman.
 
 All of it is kept outside the checkout, in an image store of its own.
 """
@@ -82,7 +82,7 @@ class Store:
         ]
 
     def run(self, image: str, *command: str, entrypoint: str | None = None, tmp: bool = True) -> str:
-        """Run a container as a worker's pod would, and return its output. Raises AssertionError if it fails."""
+        """Run a container that is `confined`, and return its standard output. Raises AssertionError if it fails."""
         options = [] if entrypoint is None else ["--entrypoint", entrypoint]
         return call(self.podman("run", "--rm", *confined(tmp), *options, image, *command), RUN_SECONDS)
 
@@ -96,7 +96,7 @@ class Store:
 
 
 def confined(tmp: bool = True) -> list[str]:
-    """Return podman's options for the limits that the operator sets on a worker: only /tmp can be written."""
+    """Return podman's options for the limits that the operator sets on a worker. tmp: whether /tmp can be written."""
     return [
         "--read-only",
         "--read-only-tmpfs=false",
@@ -186,7 +186,7 @@ def _base(store: Store) -> str:
 
 
 def _wheels(store: Store) -> Path:
-    """Download all wheels of the images into a folder, so that a build needs no network."""
+    """Return a folder with all wheels of the images, downloaded if requirements changed: a build needs no network."""
     folder = store.folder
     parts = ("core", "client", "operator", "trainer")
     recipes = [ROOT / "constraints.txt", *(ROOT / part / "pyproject.toml" for part in parts)]

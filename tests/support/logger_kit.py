@@ -74,7 +74,7 @@ class Store:
 
 
 class Followed(HistoryKeeper):
-    """A history keeper that has nothing to write, and one follower for each logger."""
+    """A history keeper that writes nothing itself, with a follower for each logger and callback."""
 
     def __init__(self, store: Store, followers: list[HistoryFollower]) -> None:
         super().__init__(store.files, Rates(batch=1), store.told.append, followers)

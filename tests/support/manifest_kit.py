@@ -1,4 +1,4 @@
-"""Manifests for tests: builders, the smallest manifest and one with every field."""
+"""Manifests for tests: builders, the smallest manifest and one with nearly every field."""
 
 from copy import deepcopy
 from typing import Any

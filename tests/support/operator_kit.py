@@ -69,7 +69,7 @@ def pod(
     init: Mapping[str, Any] | None = None,
     **status: Any,
 ) -> dict[str, Any]:
-    """Return a worker's pod. ended, init: the state `terminated` of the trainer container and of an init container."""
+    """Return a worker's pod. target: reason of `condition`. ended, init: `terminated` of trainer and init container."""
     metadata: dict[str, Any] = {"name": "tiny-w3"}
     if deleted:
         metadata |= {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace}

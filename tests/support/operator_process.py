@@ -32,7 +32,7 @@ JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
 
 def install(cluster: Cluster) -> None:
-    """Create the CRD (without its rules if the server is too old for them) and the operator's rights."""
+    """Create the CRD (without rules on a server too old for them), the operator's namespace and rights, if missing."""
     crd = yaml.safe_load((ROOT / "crds" / "bamboojob.yaml").read_text())
     if cluster.minor < OLDEST_SUPPORTED:
         strip_rules(crd)

@@ -51,7 +51,7 @@ BEGINNING = 10_000.0  # the time at which a test begins, in seconds
 
 
 class Place:
-    """A fake API server with room for some pods, and its watch. Pods get nodes and states only from the test."""
+    """A fake API server with a quota of pods (`room`), and its watch. Pods get nodes and states only from the test."""
 
     def __init__(self) -> None:
         self.cluster, self.room, self.made = ClusterIndices(), 100, 0
@@ -187,7 +187,7 @@ class Place:
         self.budgets.append(None)
 
     def about(self) -> set[str]:
-        """Return the pods that the newest budget protects from eviction."""
+        """Return the names of the pods that the newest disruption budget selects."""
         return {name for name, pod in self.pods.items() if self.budget and is_about(self.budget, pod)}
 
     def allowed(self) -> int:

@@ -1,4 +1,4 @@
-"""Ends of workers' pods, and the signals that the operator reads from them, for any kubelet."""
+"""Pods that end in various ways, and checks of the signals that the operator reads from them."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ SLOW_FAREWELL = "trap 'sleep 3; exit 0' TERM; echo up; while :; do sleep 0.1; do
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEnd:
-    """A pod that ends by itself, and the expected signal. container, spec: further fields of the manifest."""
+    """A pod that ends without being deleted, and the signal expected then. container, spec: further manifest fields."""
 
     name: str
     script: str
@@ -88,7 +88,7 @@ ON_REAL_NODES = (
 
 
 def check_ends(cluster: Cluster, namespace: str, ends: tuple[PodEnd, ...]) -> None:
-    """Let all pods end, and compare the operator's signals with the expected ones."""
+    """Create the pods, wait until all have ended, and compare the operator's signals with the expected ones."""
     for end in ends:
         cluster.api.create(end.manifest, namespace)
     for end in ends:

@@ -38,7 +38,7 @@ Decide = Callable[["Processes"], None]
 
 
 class Processes:
-    """A job with real worker processes. decide: called after every event; may signal workers."""
+    """A job with real worker processes. main: their program. decide: called after each event until the job ends."""
 
     def __init__(
         self, manifest: Mapping[str, Any], folder: Path, *, main: str | None = None, decide: Decide = lambda job: None
@@ -173,7 +173,7 @@ def run_with_faults(
     *faults: tuple[str, int, int, int, int, int],
     seconds: float = 100.0,
 ) -> Processes:
-    """Run a job with faults (instruction, pipeline, stage, step, microbatch, signal), each of which happens once."""
+    """Run a job with faults (instruction, pipeline, stage, step, microbatch, signal), each of which has to strike."""
     marks = folder / "marks"
     marks.mkdir()
     monkeypatch.setenv(faulty_worker.ENVIRONMENT, json.dumps({"marks": str(marks), "faults": faults}))

@@ -193,14 +193,14 @@ class QueuedStage(Stage):
 
     @property
     def _part(self) -> float:
-        """The share of the whole backward's time that one bucket takes. All buckets take the same time."""
+        """The share of a whole backward's time that one of its parts takes. All parts take the same time."""
         return 1 / len({bucket.layer for bucket in self.values.parameters.buckets})
 
 
 class QueuedJob(Job):
     """A job whose workers have devices with queues.
 
-    at: when the host started, or was done with, each instruction. speeds: of device stages with another speed.
+    at: when the host began or finished each instruction. speeds: by stage, in place of `speed`. per_worker: devices.
     """
 
     def __init__(

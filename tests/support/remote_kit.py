@@ -157,7 +157,7 @@ def refusal(status: int, reason: str, message: str) -> tuple[int, Json]:
 
 @contextmanager
 def server(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
-    """Serve the answers over HTTP; yield the server's URL and the list of its requests."""
+    """Serve what `answer` returns for each request (status, body); yield the URL and the list of requests."""
     asked: list[Asked] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Plans, and planning views of the coordinator."""
+"""Plans, and the views of a coordinator's state from which it makes new plans."""
 
 from collections.abc import Collection
 from typing import Any
@@ -36,7 +36,7 @@ def in_two_parts() -> Plan:
 def view(plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool = True, **given: Any) -> PlanningView:
     """Return a coordinator's view of the plan in force.
 
-    more: the number of spare workers, n0, n1 and so on. synced: whether all replicas are in step. given: other fields.
+    dead: lost workers. more: number of spare workers n0, n1 and so on. synced: all replicas are in step. given: fields.
     """
     live = {p.worker: p for p in plan.workers if p.worker not in dead}
     live |= {f"n{i}": peer(f"n{i}") for i in range(more)}
@@ -52,7 +52,7 @@ def view(plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool 
 
 
 def after_loss(plan: Plan, dead: set[str]) -> Any:
-    """Return the plan after the loss of these workers at once, with all replicas in sync."""
+    """Return the plan after these workers are lost at once, with all replicas in sync; StageLost if a stage is lost."""
     return takeover(view(plan, dead=dead, redundancy=RedundancySpec(replicas=3).on(1)))
 
 

@@ -46,7 +46,7 @@ STATUS = Status(
 
 
 def drawn(status: Status, *events: Emit, width: int = 120, height: int = 200, page: str = "") -> str:
-    """Return the text of the terminal view of a run that began 90 seconds ago, with an event in each second since."""
+    """Return the terminal view's text of a run that began 90 seconds ago. events: one in each second from then on."""
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
     began = NOW - timedelta(seconds=90)
     told = tuple(

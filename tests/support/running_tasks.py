@@ -1,4 +1,4 @@
-"""A task whose forwards update buffers: BatchNorm in all its forms, and InstanceNorm."""
+"""A task whose forwards update buffers: BatchNorm in several forms, and InstanceNorm."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +38,7 @@ class Enter(nn.Module):
 
 
 class Twice(nn.Module):
-    """A layer that uses one norm twice, with dropout and a norm in a torch checkpoint of its own between the uses."""
+    """A layer that uses one norm twice; between come dropout, and another norm in torch's activation checkpointing."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tasks whose layers share modules or parameters in the ways of PyTorch, without `Task.tied`."""
+"""Tasks whose layers share modules or parameters as Python objects, as usual in PyTorch, without `Task.tied`."""
 
 import functools
 import os
@@ -74,7 +74,7 @@ def left_behind() -> Layers:
 
 
 def made_here_only() -> Layers:
-    """Return layers that only this process can build, as with layers in a GPU's memory."""
+    """Return layers of which one can be built only in this process; another process gets a RuntimeError."""
     torch.manual_seed(5)
     embedding, here = nn.Embedding(WORDS, WIDTH), os.getpid()
 

@@ -16,8 +16,8 @@ FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer
 class Slowed(World):
     """Workers that report times. slowness: factors by worker. work: factors by layer; all are 1 by default.
 
-    shadows: each worker also times forwards of the next stage. Unless `chooses` says otherwise, the job has one grid,
-    and the coordinator does not wait for workers.
+    shadows: owners report times of each layer, and replicas, too, for their stage. Unless `chooses` is given, the job
+    allows only this grid, and the coordinator does not wait for more workers.
     """
 
     def __init__(self, stages: int, pipelines: int, standby: int, *, shadows: bool = True, **options: Any) -> None:
@@ -31,7 +31,7 @@ class Slowed(World):
         super().__init__(stages, pipelines, standby, **options)
 
     def train(self, steps: int, seconds: float | None = None) -> None:
-        """Commit steps, a second or more apart; all workers report times, and obey plans at once."""
+        """Commit up to `steps` steps; all workers report times and obey plans at once. seconds: of a step, if given."""
         for _ in range(steps):
             self.settle_now()
             if self.finish:
@@ -90,7 +90,7 @@ class Slowed(World):
         return found
 
     def step_seconds(self) -> float:
-        """Return the seconds that a step takes, as long as its slowest worker needs."""
+        """Return the seconds of a step, which the slowest cell (stage of a pipeline) determines."""
         plan = self.plan
         longest = max(self.taken(plan.at(c).owner, plan.stages[c.stage]) for c in plan.cells())
         return (FORWARD + BACKWARD) * longest * 8 / len(plan.pipelines)

@@ -11,8 +11,8 @@ from stage_kit import small_task
 
 
 class Averaging(torch.optim.Optimizer):
-    """An optimizer that steps by lr / k with growing momentum, and keeps k, the sum of weights and a flag in its
-    groups.
+    """An optimizer that steps along the mean of all k gradients so far, and keeps values in its groups: k, a sum of
+    weights, and a flag.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1) -> None:
@@ -32,7 +32,7 @@ class Averaging(torch.optim.Optimizer):
 
 
 class OfWhole(torch.optim.SGD):
-    """An optimizer that keeps a number that depends on all parameters in the group, and so on the split of layers."""
+    """An optimizer that keeps a number in its group which depends on the split of layers: it counts all parameters."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:

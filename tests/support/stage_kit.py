@@ -1,4 +1,4 @@
-"""Two small tasks, and a chain of stages run in one process."""
+"""Two small tasks, their training in plain PyTorch, and a chain of stages run in one process."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,9 +58,9 @@ def plain_model(task: Task, seed: int = CONFIG.seed) -> nn.Sequential:
 def plain_steps(
     task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainingConfig, steps: int
 ) -> Iterator[tuple[int, float]]:
-    """Train in plain PyTorch, on Bamboo's samples and from its first values.
+    """Train a model in plain PyTorch, on the samples of a job with this configuration.
 
-    Yields each step and its loss once the gradients exist, and steps the optimizer when it is resumed.
+    Yields each step and its loss once the gradients exist. The optimizer steps when the caller asks for the next step.
     """
     for step in range(steps):
         optimizer.zero_grad()
@@ -97,7 +97,7 @@ class StagesOfTask:
 
 
 def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) -> list[Gradients | None]:
-    """Run forward and backward through all stages, and return every tensor that crossed a boundary, in order."""
+    """Run forward and backward; return the results of each stage's forward, then of each backward, last stage first."""
     crossed: list[Gradients | None] = []
     parts: Parts | None = None
     for stage, work in zip(stages, works, strict=True):
@@ -119,7 +119,7 @@ def begin(stage: Stage, *microbatches: int) -> Work:
 
 
 def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the stages' gradients, in which that of a tied parameter is the sum over the layers that use it."""
+    """Sum, in place, each tied parameter's gradients over the layers that use it, and return the stages' gradients."""
     pieces: dict[tuple[int, int], torch.Tensor] = {}
     for number, (stage, gradient) in enumerate(zip(stages, gradients, strict=True)):
         for segment in stage.values.tied:

@@ -69,7 +69,7 @@ def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.sock
 def greet(
     end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY, joins: bytes = b"", secret: str = SECRET
 ) -> tuple[socket.socket, bytes, bytes]:
-    """Open a raw connection from "a" to "b"; return it, the acceptor's nonce, and its answer, b"" for a refusal."""
+    """Open a raw connection from "a" to "b"; return (socket, acceptor's nonce, its answer). b"" is a refusal."""
     sock = socket.create_connection(("127.0.0.1", end.port), SECONDS)
     nonce = sock.recv(wire.NONCE_SIZE)
     sock.sendall(wire.encode_hello(secret.encode(), nonce, "a", "b", lane, joins))
@@ -168,7 +168,7 @@ def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    """Yield a `Net` in which all but the smallest frames count as large. `send` itself sends the smallest."""
+    """Yield a `Net` in which bodies from 100 bytes on are large; `send` itself may send frames of at most 150 bytes."""
     monkeypatch.setattr(links, "LARGE_BODY", 100)
     monkeypatch.setattr(links, "AT_ONCE", 150)
     with Net() as made:

@@ -30,7 +30,7 @@ class Enter(nn.Module):
 
 
 class Experts(nn.Module):
-    """A layer of two experts, with a loss that balances them."""
+    """A layer of two experts, with a loss that balances them and one that decays the gate."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -47,10 +47,10 @@ def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
 
 
 class World:
-    """Simulated workers around the real coordinator: they obey plans after a while, sync replicas, commit steps.
+    """Simulated workers around the real coordinator. Their answers wait in `pending` until the test delivers them.
 
-    chooses: the parts of the grid that the manifest leaves to the coordinator, for at most as many workers as the grid
-    has. elastic: further fields of `spec.elastic`.
+    chooses: which of "stages" and "pipelines" the manifest leaves to the coordinator; then elastic: fields of
+    `spec.elastic`, in addition to a `maxWorkers` of stages * pipelines.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class World:
         return self.finish
 
     def wait(self, until: Callable[[], bool], turns: int = 2000) -> None:
-        """Let time pass and messages arrive, 0.3 s in each turn, until `until` returns True, for `turns` at most."""
+        """Deliver a message or else a Tick every 0.3 s, until `until` returns True or `turns` of them are over."""
         for _ in range(turns):
             if until():
                 return
@@ -152,7 +152,7 @@ class World:
             assert after == replace(state, plans=replace(state.plans, steady=True))
 
     def _as_heard(self, now: float) -> CoordinatorState:
-        """Return the state with its checks due, and with all workers last heard at `now`."""
+        """Return the state as if all workers were heard at `now`, with `plans.steady` unset: all is decided anew."""
         workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
         return replace(
             self.state,
@@ -226,7 +226,7 @@ class World:
                     self.finish = command
 
     def moved(self, plan: Plan, worker: str) -> list[Cell]:
-        """Return the cells that the newest plan moves to this worker."""
+        """Return the cells that `plan` moves to this worker; none if it is not the newest plan or has a new origin."""
         if plan is not self.plans[-1] or len(self.plans) < 2:
             return []
         old = self.plans[-2]
@@ -269,7 +269,7 @@ class World:
         raise AssertionError("the coordinator does not come to rest")
 
     def commit(self, checkpoint: tuple[int, CheckpointId] | None = None, *, skipped: bool = False) -> None:
-        """Let the root commit the next step. checkpoint: if the step is saved, number of the request and id."""
+        """Let the root commit the next step. checkpoint: (number of the request, id) if the step's state is saved."""
         plan = self.state.plan
         assert plan is not None
         message = protocol.StepCommitted(

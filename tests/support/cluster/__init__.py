@@ -1,1 +1,1 @@
-"""Real Kubernetes on loopback, with nodes whose pods are local processes. See docs/testing-cluster.md."""
+"""Kubernetes on this machine, whose nodes run pods as local processes or in containerd. See docs/testing-cluster.md."""

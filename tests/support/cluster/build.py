@@ -1,6 +1,6 @@
-"""The control plane's binaries, from the folder that BAMBOO_KUBERNETES names, or built here.
+"""The programs of the control plane and of real nodes, built or fetched from Debian's packages.
 
-They are built once, from Debian's packages, and kept outside the checkout.
+They are made once and kept outside the checkout. BAMBOO_KUBERNETES may name a folder with other Kubernetes binaries.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ class Unavailable(Exception):
 
 
 class Broken(Exception):
-    """Raised if the binaries should exist but do not. The message says why, or ends with the recipe's last lines."""
+    """Raised if given binaries are missing or unknown, or a build fails. The message then ends with its last lines."""
 
 
 def to_stderr(line: str) -> None:
@@ -107,7 +107,7 @@ def _made(what: str, time: str, recipe: Path, arguments: tuple[str, ...], report
 
 
 def minor_version(program: Path) -> int:
-    """Return the minor version of a Kubernetes program: 36 for 1.36."""
+    """Return the minor version of a Kubernetes program: 36 for 1.36. Raises Broken."""
     asked = [str(program), "--version"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=VERSION_SECONDS).stdout
     found = re.match(r"Kubernetes v1\.(\d+)\.", told)

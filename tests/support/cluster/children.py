@@ -113,7 +113,7 @@ def _uncovered(mounts: Sequence[Mount]) -> list[Mount]:
 
 
 async def stop(child: Child, seconds: float) -> None:
-    """Send SIGTERM to the process, and after `seconds` SIGKILL to its whole group."""
+    """Send SIGTERM to the process, after `seconds` SIGKILL to its whole group, and wait for its end."""
     child.signal(signal.SIGTERM)
     try:
         async with asyncio.timeout(seconds):

@@ -32,7 +32,7 @@ class ControlFailed(Exception):
 
 
 class Cluster:
-    """A cluster. folder: the test cluster's; None for a real one. process: its host, if this handle started it."""
+    """A cluster. path: its kubeconfig. folder: None for a real cluster. process: the host that this handle started."""
 
     def __init__(self, path: Path, folder: Path | None = None, process: "subprocess.Popen[str] | None" = None) -> None:
         self.kubeconfig, self.folder, self.api = path, folder, Client(path)
@@ -179,7 +179,7 @@ class Cluster:
         self._call("fail", node=node)
 
     def restore(self) -> None:
-        """Restore the nodes' first state. A new node of the same name replaces a failed one."""
+        """Restore the nodes with which the cluster started, replacing failed ones, and delete all other nodes."""
         self._call("restore")
 
     def signal(self, namespace: str, pod: str, number: int) -> None:

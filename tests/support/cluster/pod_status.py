@@ -1,4 +1,4 @@
-"""A pod's status as a kubelet writes it, computed from its containers' states. Pure."""
+"""A pod's status as a kubelet writes it, computed from its containers' states and the current time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

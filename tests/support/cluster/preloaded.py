@@ -54,7 +54,7 @@ class Preloaded:
 
 
 class Forked:
-    """A process that the forker has forked. reader, writer: its connection to the forker; when that closes, it ends."""
+    """A process that the forker has forked. It is killed when its connection (reader, writer) to the forker closes."""
 
     def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pid = pid

@@ -25,7 +25,7 @@ async def create_class(api: Api) -> None:
 
 
 async def provision(api: Api, folder: Path) -> None:
-    """Make a volume for every claim of the class, forever. The real controller manager binds them."""
+    """Create a volume for each unbound claim of the class, forever. The controller manager binds claim and volume."""
     async for kind, claims in api.watch(CLAIMS):
         for claim in claims:
             waits = claim["spec"].get("storageClassName") == CLASS and not claim["spec"].get("volumeName")

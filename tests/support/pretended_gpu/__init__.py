@@ -69,7 +69,7 @@ def environment(library: Path, others: Mapping[str, str] = os.environ) -> dict[s
 
 
 def begin(library: Path) -> None:
-    """Install the pretended GPUs in this process before torch is imported, which looks for GPUs then."""
+    """Install the pretended GPUs in this process, which must not have imported torch: its import looks for GPUs."""
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(_torch() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     _replace_module(ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL))

@@ -35,7 +35,7 @@ USUAL_PATH = [folder for folder in sys.path if folder not in os.environ.get("PYT
 
 
 def main() -> NoReturn:
-    """Fork warm processes until the starter ends."""
+    """Fork a warm process for each connection, until the parent process ends."""
     end_with_parent()
     with lasting_imports():
         for module in MODULES:
@@ -53,7 +53,7 @@ def main() -> NoReturn:
 
 
 def supervise(starter: socket.socket) -> NoReturn:
-    """Run one warm process as its parent. The process ends when its starter does."""
+    """Start a warm process, pass on the starter's signals, and report its exit code. If the starter ends, kill it."""
     end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, files, _, _ = socket.recv_fds(starter, NUMBER_BYTES, 3, socket.MSG_WAITALL)
@@ -83,8 +83,8 @@ def supervise(starter: socket.socket) -> NoReturn:
 def become(start: dict[str, Any], files: list[int]) -> NoReturn:
     """Run a program as `python -m` with the arguments would, with these standard files.
 
-    start: `arguments`; `env`; `folder`, or `enter`, see `enter`; `group`, or None for a session of its own; `path`, or
-    None for that of Python without -P.
+    start: `arguments`; `env`; `folder`, or a command for `enter`; `group`: its process group, None for a new session;
+    `path`: sys.path, None for that of Python without -P.
     """
     code = 1
     try:

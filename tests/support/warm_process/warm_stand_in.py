@@ -18,7 +18,7 @@ def read_at_start() -> dict[str, str]:
 
 
 def alike(place: str) -> bool:
-    """Return whether this process would start with the same variables as the warm processes at `place`."""
+    """Return whether this process has the same `read_at_start` variables as the warm processes at `place`."""
     with open(f"{place}.json") as file:
         return read_at_start() == json.load(file)
 
