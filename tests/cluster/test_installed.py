@@ -106,7 +106,7 @@ def restrict(cluster: Cluster, namespace: str) -> None:
 
 
 def test_a_job_loses_a_worker_and_a_node_and_no_bit(cluster: Cluster, namespace: str) -> None:
-    """On a cluster whose nodes the test cannot make fail, the second loss is that of a pod."""
+    """The job loses a pod, then a node (another pod if INSTALLED), and ends with the digests of an undisturbed job."""
     restrict(cluster, namespace)
     disturbed = Job(cluster.api, namespace, slowed(cluster, namespace, "disturbed", standby={"workers": 1}))
     disturbed.step(5, SECONDS)

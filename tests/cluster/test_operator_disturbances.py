@@ -1,4 +1,4 @@
-"""Disturbances by users and clouds on a real control plane: no capacity, deleted pods, an absent API server."""
+"""Disturbances on a real control plane: no capacity, deleted pods, suspension, killed operators, no API server."""
 
 import signal
 import time

@@ -92,8 +92,8 @@ def unplaced(pods: Json) -> list[str]:
 def test_the_scheduler_puts_no_more_pods_on_a_node_than_it_has_room_for(
     installed: Cluster, namespace: str, *, empty: bool
 ) -> None:
-    """The pods need three nodes. empty: the third takes no pod, since it is tainted; without it, minDomains keeps the
-    limit of two pods a node.
+    """Of five pods, two nodes get two each and one pod waits. empty: a third node exists, whose taint keeps pods away;
+    else minDomains has to keep the limit of two pods a node.
     """
     if not empty and installed.minor < OLDEST_SUPPORTED:
         pytest.skip("the scheduler is older than what Bamboo supports, and does not know minDomains")

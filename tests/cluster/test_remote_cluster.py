@@ -151,7 +151,7 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
 
 
 def _until(process: "subprocess.Popen[str]", pattern: str, seconds: float = 90) -> str:
-    """Return the process's first line of output that matches. Raises AssertionError after `seconds`."""
+    """Return the process's first output line that matches. Raises AssertionError after `seconds` or at the end."""
     assert process.stdout is not None
     end, seen = time.monotonic() + seconds, []
     while time.monotonic() < end and (line := process.stdout.readline()):
@@ -194,7 +194,7 @@ def _resumed(shell: Shell) -> str:
 
 @pytest.fixture
 def operator_pod(installed: Cluster, namespace: str, tmp_path: Path) -> Iterator[str]:
-    """Run the operator in a pod with its own ServiceAccount, as the chart does, and yield its namespace."""
+    """Run the operator in a pod with its own ServiceAccount, as the chart does. Yield the namespace that it watches."""
     (tmp_path / "key").write_bytes(b"k" * 32)
     address = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     command = ["python", "-m", "bamboo_operator", "--listen", "$(IP):8765", "--web-listen", "$(IP):8080"]
