@@ -1,4 +1,4 @@
-"""Manifests of checkpoints: sound files are read, all others are refused."""
+"""Manifests of checkpoints: sound files are read, others refused, and differences between data records named."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The choice among a store's checkpoints: by name, to resume from, and to remove."""
+"""The choice among a store's checkpoints: the newest or that of a step, to resume from, and to remove."""
 
 from dataclasses import replace
 

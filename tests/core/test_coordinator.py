@@ -1,4 +1,4 @@
-"""The coordinator: Hypothesis for the invariants, tables for single decisions."""
+"""The coordinator's invariants after any losses, notices, late workers and broken channels (Hypothesis)."""
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

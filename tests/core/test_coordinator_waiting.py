@@ -14,7 +14,7 @@ from world import World, back, restarted, silence
 
 
 def asked_around(world: World) -> str:
-    """Lose all holders of stage 1, so that the coordinator asks the others, and drop their answers. Return one."""
+    """Lose all holders of stage 1, drop the reports of the remaining workers, and return one of these workers."""
     world.settle()
     plan = world.plan
     cell = Cell(0, 1)

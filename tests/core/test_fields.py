@@ -1,4 +1,4 @@
-"""Fields that are misspelt or at the wrong level: suggestions and line numbers."""
+"""Problems of a manifest's fields: suggestions for unknown fields, line numbers, and several files at once."""
 
 import re
 from typing import Any

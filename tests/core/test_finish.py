@@ -1,4 +1,4 @@
-"""A complete job has its last state in the store, even if the checkpoint before it is slow."""
+"""The checkpoint of a finished training's last state: who writes it, and when the job completes without it."""
 
 from dataclasses import replace
 

@@ -101,7 +101,7 @@ def test_a_slow_network_is_learned_from_the_first_steps() -> None:
 
 
 def test_with_long_steps_the_first_choice_is_revised_within_the_first_one() -> None:
-    """The coordinator chooses a faster grid within ten minutes of a first step of 29 minutes, by timed microbatches."""
+    """In a first step of 29 minutes, timed microbatches let the coordinator choose a faster grid within ten minutes."""
     one = chosen(6)
     layers = tuple(slower(layer, 100.0) for layer in one.profile.layers)
     slow = replace(one, profile=structs.replace(one.profile, layers=layers))
@@ -125,7 +125,7 @@ def test_on_nodes_that_come_and_go_little_is_lost_against_the_best_grid_of_each_
 
 
 def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_when_one_comes() -> None:
-    """The workers of an abandoned pipeline join others or stand by, and the layers are not split anew."""
+    """A loss costs a pipeline within 20 s, a new worker brings it back, and the layers are not split anew."""
     one = chosen(12, stages=4)
     trace = nodes(12, (HOUR, "remove", "n5"), (HOUR + 300, "add", "n12"), duration=2 * HOUR)
     told = told_of(one, trace)
@@ -137,7 +137,7 @@ def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_whe
 
 
 def test_with_fewer_workers_than_it_begins_with_a_job_keeps_its_grid() -> None:
-    """A job with fewer workers than minWorkers does not shrink: a worker runs two stages until a replacement comes."""
+    """With fewer workers than minWorkers, a job does not begin, and a running job does not shrink."""
     one = chosen(12, stages=4, minWorkers=9)
     gone = [(0.1 * HOUR, "remove", f"n{number}") for number in (3, 4, 5, 6)]
     told = told_of(one, nodes(12, *gone, duration=0.3 * HOUR))
@@ -280,7 +280,7 @@ def test_a_grid_that_an_edit_puts_out_of_bounds_is_left_although_none_is_faster(
 
 
 def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slowed:
-    """Return a job whose first layer is cheap, with `wide` bytes of parameters. flying: a layer's activations."""
+    """Return a job whose first layer is cheap, with `wide` bytes of parameters. flying: a layer's activation bytes."""
 
     def layer(parameters: int, optimizer: int, gradients: int, activations: int) -> LayerBytes:
         return LayerBytes(

@@ -107,7 +107,7 @@ def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None
 
 @pytest.mark.parametrize("mode", ["Auto", "Replicas", "None"])
 def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
-    """A grid fits if each worker has room to run a neighbour's stage, too; several pipelines may omit replicas."""
+    """Except in mode None, a worker has room to run a neighbour's stage, too; several pipelines may omit replicas."""
     job = elastic_job(8, 8)
     spec = replace(job, redundancy=replace(job.redundancy, mode=RedundancyMode(mode)))
     figures = profile(8, NETWORK).figures
@@ -167,7 +167,7 @@ def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
 
 def test_grids_share_a_split_only_if_their_workers_need_the_same_memory() -> None:
     """Grids share a split only if their longest pipelines run equally many microbatches. Of 30 microbatches in 20
-    groups, a pipeline runs up to 4 if there are 16, and up to 2 if there are 20; divided evenly, both would be 2.
+    groups, a pipeline of 16 runs up to 4, and one of 20 up to 2. Without groups, both would run up to 2.
     """
     document = manifest(4, None, 30, elastic={"maxWorkers": 80})
     document["spec"]["training"]["gradientGroups"] = 20

@@ -16,7 +16,7 @@ FOREVER = 1e12  # a time at which everything that was interrupted is dead
 
 @pytest.mark.parametrize("fault", ["fails", "answer lost", "forgets", "tears", "wrong bytes"])
 def test_a_fault_that_passes_is_not_noticed_or_leaves_nothing_behind(fault):
-    """A fault at any operation leaves a correct checkpoint, or an error and the earlier checkpoint."""
+    """A fault leaves the earlier checkpoint usable. The new one is correct if nothing is raised and no byte changed."""
     for number in count():
         filesystem = FaultyFileSystem({})
         store = faulty_store(filesystem)

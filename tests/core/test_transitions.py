@@ -109,7 +109,7 @@ def looking(plan: Plan, live: dict[str, Peer], leaving: dict[str, Urgency] | Non
 
 
 def test_who_heals_a_pipeline_is_on_another_node_than_the_owners_around() -> None:
-    """The planner replaces w0 with y instead of x, which shares a node with the neighbouring owners w1 and w3."""
+    """To replace w0, the planner gives y a replica, not x, which shares a node with the neighbours w1 and w3."""
     row = (Assignment(owner="w3", replicas=("w2",)), *four_stages().pipelines[0][1:])
     plan = msgspec.structs.replace(four_stages(), pipelines=(row,))
     live = placed(w1="b", w2="a", w3="b", x="b", y="c")

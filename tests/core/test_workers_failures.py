@@ -125,7 +125,7 @@ def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None
 
 
 def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
-    """Lose a stage's owner whenever the stage has two holders again. Return how many losses end the job, or 200."""
+    """Lose the owner of stage 1 again and again. Return how many losses end the job; 200 if it survives 199."""
     for count in range(1, 200):
         lose(world.plan.at(Cell(0, 1)).owner)
         while world.pending:
