@@ -140,7 +140,7 @@ def _strangers_are_refused(job: Job, operator: Operator) -> None:
 
 
 def test_a_key_of_the_task_that_is_renamed_is_a_change(installed: Cluster, namespace: str) -> None:
-    """The server refuses to rename a key of task.config. Rules would miss that if keys were unknown fields."""
+    """The server refuses an edit that renames a key of task.config, which rules would miss among unknown fields."""
     if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("this server knows no rules")
     document = small(

@@ -1,4 +1,4 @@
-"""Portions: the workers that share the microbatches of a lost cell."""
+"""Portions: how several workers share the microbatches of a lost cell."""
 
 from collections import Counter
 from dataclasses import replace

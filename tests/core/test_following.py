@@ -125,7 +125,7 @@ def test_on_nodes_that_come_and_go_little_is_lost_against_the_best_grid_of_each_
 
 
 def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_when_one_comes() -> None:
-    """A loss costs a pipeline within 20 s, a new worker brings it back, and the layers are not split anew."""
+    """A job gives up a pipeline within 20 s of a loss, and builds it again for a new worker, without another split."""
     one = chosen(12, stages=4)
     trace = nodes(12, (HOUR, "remove", "n5"), (HOUR + 300, "add", "n12"), duration=2 * HOUR)
     told = told_of(one, trace)

@@ -29,7 +29,7 @@ print(json.dumps({"apiVersion": os.environ["SPOKEN"], "kind": "ExecCredential", 
 
 
 def plugin(folder: Path, body: str = PLUGIN, spoken: str = V1, **status: str) -> dict[str, Any]:
-    """Write a credential plugin, and return the kubeconfig user that runs it. body: its code. status: of its answer."""
+    """Write a credential plugin, and return the kubeconfig user that runs it. body: its code. status: answer fields."""
     path = folder / "plugin"
     path.write_text(f"#!{sys.executable}\nimport json, os, sys\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -53,7 +53,7 @@ def test_the_third_change_and_later_ones_wait_ever_longer() -> None:
 
 
 class Noisy(Slowed):
-    """A job whose modelled times of steps and stages are each reported wrong, by up to the share `off`."""
+    """A job that reports each modelled time of its steps and stages wrong by up to the share `off`."""
 
     def __init__(self, workers: int, layers: list[float], size: int, flow: float, off: float) -> None:
         self.rng = random.Random(repr(layers))

@@ -45,7 +45,7 @@ def test_one_microbatch_ahead_hides_the_way_to_the_neighbour() -> None:
 
 
 def test_the_longest_stage_sets_the_pace() -> None:
-    """The slowest stage takes 6 s per microbatch and waits only for the first forward; one backward follows it."""
+    """The slowest stage takes 6 s per microbatch, begins after a forward of 1 s, and ends before a backward of 2 s."""
     times = execute(group(3, 10, forward=(1.0, 2.0, 1.0), backward=(2.0, 4.0, 2.0)))
     assert times.end == 1 + 10 * 6 + 2
 

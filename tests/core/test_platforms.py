@@ -1,4 +1,4 @@
-"""Refusal of workers that would compute other bits than the job's other workers."""
+"""Refusal of workers whose platform would give other bits than the job's, or whose data differ."""
 
 from collections import deque
 from itertools import pairwise

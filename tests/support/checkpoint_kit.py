@@ -68,11 +68,11 @@ def complete(step: int, id: str = "a", **options) -> ListedCheckpoint:
 
 
 class Killed(BaseException):
-    """Raised by a fault in place of a process that is killed."""
+    """Raised by a fault that simulates a killed process."""
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """An in-memory file system with faults. faults: by the operation's number, or a function of number and name."""
+    """An in-memory file system with faults. faults: by number of the operation from 0, or a function."""
 
     cachable = False
 

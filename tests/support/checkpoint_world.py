@@ -57,7 +57,7 @@ def written(world: World, checkpoint: CheckpointId, *layers: int) -> None:
 
 
 def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
-    """Train to `step`, let the root save that step's state and all holders report checksums, and return the id."""
+    """Train to `step`, let the root begin a checkpoint there and all holders report checksums, and return its id."""
     train(world, step - 1)
     checkpoint = CheckpointId(step=step, id=id)
     world.commit((world.state.checkpoints.number, checkpoint))

@@ -49,7 +49,7 @@ class PageLeft(AssertionError):
 
 
 class Tab:
-    """One tab of the browser. errors: the page's error messages. requests: the URLs that the page requested."""
+    """One tab of the browser. errors: the page's errors and warnings. requests: the URLs that the page requested."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -145,7 +145,7 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, expression: str, seconds: float = 30) -> Any:
-        """Wait until the expression is true, on this page or on the next one, and return its value."""
+        """Wait until the expression is true, on this page or the next one; return its value. Raises AssertionError."""
         deadline = time.monotonic() + seconds
         while not (value := await self._value_if_here(expression)):
             if time.monotonic() > deadline:

@@ -86,7 +86,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """Yield a new namespace. At the test's end the pods are killed and the test cluster's nodes are restored."""
+    """Yield a new namespace. At the test's end, delete it with its pods, and restore the test cluster's nodes."""
     name = f"test-{secrets.token_hex(4)}"
     path = f"/api/v1/namespaces/{name}"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})

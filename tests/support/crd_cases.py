@@ -33,7 +33,7 @@ def put(document: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
 
 
 def whole() -> dict[str, Any]:
-    """Return a manifest with all fields but budget, keepBest, replicas, pipelines, and what excludes training.steps."""
+    """Return a manifest with all fields except budget, keepBest, replicas, pipelines, epochs and tokens."""
     document = deepcopy(_WHOLE)
     document["spec"]["worker"]["resources"]["requests"] = {"cpu": "500m"}
     return document
@@ -301,7 +301,7 @@ def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], m
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
-    """Lower `devices` above 1 to the smallest stage's layers, and set NVIDIA GPUs to that number, in place."""
+    """If `devices` is above 1, lower it to the smallest stage's layers, and request as many NVIDIA GPUs, in place."""
     if worker.get("devices") in (None, 1):
         return
     fewest = min(topology.get("split") or (worker["devices"],))

@@ -1,6 +1,6 @@
 """The BambooJob CRD, applied as by an API server: defaults, structural schema, list-map keys and CEL rules.
 
-Like the parser it is stricter than a server: it refuses unknown fields, which a server drops, and 1.0 as an integer.
+This module, like the parser, is stricter: it refuses unknown fields, which a server drops, and 1.0 as an integer.
 """
 
 import re
@@ -50,7 +50,7 @@ SCHEMA: dict[str, Any] = _read(VERSION["schema"]["openAPIV3Schema"])
 
 
 def nodes(schema: Mapping[str, Any] = SCHEMA, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield path and schema of the root ("") and every field; a list's items end with [], a map's values with {}."""
+    """Yield (path, schema) of the root ("") and all fields. Paths of list items end with [], of map values with {}."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from nodes(inner, f"{path}.{name}" if path else name)
@@ -198,7 +198,7 @@ def _holds(rule: str, value: Any, old: Any) -> bool:
 
 
 def broken(schema: Mapping[str, Any], value: Any, old: Any, path: str) -> Iterator[str]:
-    """Yield the messages of broken rules. old: ABSENT if the value is new, for which a rule with oldSelf holds."""
+    """Yield the messages of broken rules. old: ABSENT for a new value, for which rules on oldSelf always hold."""
     if rules := schema.get("x-kubernetes-validations", ()):
         alone, changed = repr(value), repr((value, old))  # nearly all of it was judged before
         for rule in rules:

@@ -69,7 +69,7 @@ def load_state(layers: list[nn.Module], state: Mapping[str, Tensor]) -> None:
 
 
 def check_gradients(layers: list[nn.Module], model: nn.Module) -> None:
-    """Check that the layers' gradients are close to those that the model has; some of its parameters may have none."""
+    """Check that each gradient of the model is close to the layers'. Parameters of the model may lack gradients."""
     ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:

@@ -82,7 +82,7 @@ class Store:
         ]
 
     def run(self, image: str, *command: str, entrypoint: str | None = None, tmp: bool = True) -> str:
-        """Run a container that is `confined`, and return its standard output. Raises AssertionError if it fails."""
+        """Run a container with a worker's limits, and return its standard output. Raises AssertionError if it fails."""
         options = [] if entrypoint is None else ["--entrypoint", entrypoint]
         return call(self.podman("run", "--rm", *confined(tmp), *options, image, *command), RUN_SECONDS)
 
@@ -186,7 +186,7 @@ def _base(store: Store) -> str:
 
 
 def _wheels(store: Store) -> Path:
-    """Return a folder with all wheels of the images, downloaded if requirements changed: a build needs no network."""
+    """Return a folder with the images' wheels, downloaded anew when requirements change. A build needs no network."""
     folder = store.folder
     parts = ("core", "client", "operator", "trainer")
     recipes = [ROOT / "constraints.txt", *(ROOT / part / "pyproject.toml" for part in parts)]

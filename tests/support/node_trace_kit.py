@@ -13,7 +13,7 @@ OWN = """\
 
 
 def recording(duration: float, zones: dict[str, int], *entries: dict[str, object]) -> str:
-    """Return a recording of nodes ZONE-1, ZONE-2 and so on, then these entries. zones: number of nodes by zone."""
+    """Return a recording: nodes ZONE-1, ZONE-2 and so on, then these entries. zones: number of nodes by zone."""
     nodes = [
         {"at": 0, "add": f"{zone}-{n}", "zone": zone} for zone, number in zones.items() for n in range(1, number + 1)
     ]

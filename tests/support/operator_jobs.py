@@ -72,7 +72,7 @@ def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, 
 def endless(document: Json) -> Json:
     """Make the job endless, with few steps a second: at full speed it would slow down what the test waits for.
 
-    Its workers must run on this machine, since they import this checkout's files.
+    Its workers must run on this machine, since they import this checkout's modules.
     """
     document["spec"]["training"]["steps"] = ENDLESS
     document = paced.slowed(document, Path(TEXT))  # which stays
@@ -89,7 +89,7 @@ def wrapped(document: Json, command: list[str]) -> Json:
 def slowed(document: Json, folder: Path, seconds: float = 1.0) -> tuple[Json, Path]:
     """Return the job with steps of `seconds` each, and the file whose removal lets it run at full speed.
 
-    Its workers must run on this machine, since they see that file and import this checkout's.
+    Its workers must run on this machine, since they see that file and import this checkout's modules.
     """
     mark = folder / "pace" / "slow"
     mark.parent.mkdir()

@@ -36,7 +36,7 @@ def in_two_parts() -> Plan:
 def view(plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool = True, **given: Any) -> PlanningView:
     """Return a coordinator's view of the plan in force.
 
-    dead: lost workers. more: number of spare workers n0, n1 and so on. synced: all replicas are in step. given: fields.
+    dead: lost workers. more: number of spare ones (n0, n1, ...). synced: all replicas are in step. given: other fields.
     """
     live = {p.worker: p for p in plan.workers if p.worker not in dead}
     live |= {f"n{i}": peer(f"n{i}") for i in range(more)}

@@ -16,8 +16,8 @@ FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer
 class Slowed(World):
     """Workers that report times. slowness: factors by worker. work: factors by layer; all are 1 by default.
 
-    shadows: owners report times of each layer, and replicas, too, for their stage. Unless `chooses` is given, the job
-    allows only this grid, and the coordinator does not wait for more workers.
+    shadows: owners and replicas report times of each layer; else only owners report, and only whole stages. Unless
+    `chooses` is given, the job allows only this grid, and the coordinator does not wait for more workers.
     """
 
     def __init__(self, stages: int, pipelines: int, standby: int, *, shadows: bool = True, **options: Any) -> None:
@@ -31,7 +31,7 @@ class Slowed(World):
         super().__init__(stages, pipelines, standby, **options)
 
     def train(self, steps: int, seconds: float | None = None) -> None:
-        """Commit up to `steps` steps; all workers report times and obey plans at once. seconds: of a step, if given."""
+        """Commit up to `steps` steps; workers report times and obey plans at once. seconds: of a step, if given."""
         for _ in range(steps):
             self.settle_now()
             if self.finish:

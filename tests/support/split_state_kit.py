@@ -32,7 +32,7 @@ class Averaging(torch.optim.Optimizer):
 
 
 class OfWhole(torch.optim.SGD):
-    """An optimizer that keeps a number in its group which depends on the split of layers: it counts all parameters."""
+    """An optimizer whose group has a number that depends on the split of layers: the size of all its parameters."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:

@@ -23,7 +23,7 @@ PLACE = "BAMBOO_WARM_PROCESSES"
 
 
 def start_forker(place: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start the process that forks warm ones. place: its socket. It ends with the calling thread."""
+    """Start the process that forks warm ones, and that ends with the calling thread. place: the path of its socket."""
     env = {**env, "PYTHONPATH": os.pathsep.join(map(str, (SUPPORT, FOLDER))), "OMP_NUM_THREADS": "1"}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place))

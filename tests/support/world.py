@@ -127,7 +127,7 @@ class World:
         return self.finish
 
     def wait(self, until: Callable[[], bool], turns: int = 2000) -> None:
-        """Deliver a message or else a Tick every 0.3 s, until `until` returns True or `turns` of them are over."""
+        """Let 0.3 s pass, then deliver a message or else a Tick, until `until` returns True or `turns` times."""
         for _ in range(turns):
             if until():
                 return
