@@ -1,4 +1,4 @@
-"""Boundary tensors in bf16: half the bytes between stages, the same bits on any grid."""
+"""Boundary tensors in bf16: half the bytes between stages, as estimated; only tensors with a gradient are rounded."""
 
 from typing import Any
 

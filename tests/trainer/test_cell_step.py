@@ -57,7 +57,7 @@ TAKEN_OVER = PLAIN.taken_over()
     ],
 )
 def test_the_program_of_a_stage(order, stage, of, microbatches, expected) -> None:
-    """Later stages postpone weight gradients by more microbatches in ZB-H1; a takeover in 1F1B, by one."""
+    """ZB-H1 postpones weight gradients, in later stages by more microbatches; 1F1B does so only after a takeover."""
     assert order.program(stage, of, microbatches) == expected
 
 

@@ -144,8 +144,8 @@ def held(job: Job, step: int) -> set[int]:
 
 @dataclass
 class Loss(Disaster):
-    """A disaster that records the copies of the surviving workers. more: number of turns between the plan that returns
-    to the checkpoint and the loss of another worker. forgetful: the survivors drop their copies without a report.
+    """A disaster that records the copies of the surviving workers. more: number of turns from the plan that returns to
+    the checkpoint to the loss of another worker; None: no such loss. forgetful: the survivors drop their copies.
     """
 
     more: int | None = None

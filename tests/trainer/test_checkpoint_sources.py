@@ -63,7 +63,7 @@ READ: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 def test_plain_torch_takes_what_was_kept_of_a_split_module(
     name: str, kind: str, read: Callable[[Path], dict[str, Tensor]], tmp_path: Path
 ) -> None:
-    """Plain PyTorch loads the weights of a split module, also a tied head and BatchNorm's buffers."""
+    """Plain PyTorch loads weights and checkpoints of a split module, also a tied head and BatchNorm's buffers."""
     task, kept = plain_models.build({"model": name}), tmp_path / "kept"
     layers = layers_of(task)
     if kind == "weights":

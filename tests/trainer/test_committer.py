@@ -107,7 +107,7 @@ PAUSE = msgspec.structs.replace(REQUEST, pause=True)
 
 @pytest.mark.parametrize("how", ["another checkpoint", "the same one", "a report", "a report before the pause"])
 def test_a_root_that_pauses_goes_on_when_it_is_asked_for_something_new(how: str) -> None:
-    """A paused root goes on when the coordinator asks for another checkpoint or for a report, as after its restart."""
+    """A paused root goes on when asked for another checkpoint or, as by a restarted coordinator, for a report."""
     root = OneEngine(OWNERS[0])
     committer = root.inside.committer
     committer.take_checkpoint(PAUSE)
@@ -148,7 +148,7 @@ def test_a_new_root_decides_only_when_all_others_have_reported() -> None:
 
 
 def test_others_tell_a_new_root_commits_and_evaluations_and_again_when_the_link_broke() -> None:
-    """Other workers send a new root, which may have joined late, the commits and evaluations that they know."""
+    """Other workers send the commits and evaluations that they know to a new root, which may have joined late."""
     plan, known = new_root(), {2: {"loss": 0.5}}
     one, root = (OneEngine(w) for w in (min(plan.worker_ids() - {plan.at(ROOT).owner}), plan.at(ROOT).owner))
     committer = one.inside.committer

@@ -1,4 +1,4 @@
-"""A task's decisions change its training in the same way, bit for bit, on any grid and after the loss of any worker."""
+"""A task's decisions: a learning rate, frozen parameters and an end as in plain PyTorch, and Bamboo's own decisions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ STEPS, LAST, MICROBATCHES = 9, 7, 4
 
 
 def slowing(done: Committed, memory: Memory) -> Decision:
-    """Lower the learning rate by the sum of all losses and norms so far, so that each of their bits counts."""
+    """Divide the learning rate by 1 + the sum of all losses and norms so far, so that each of their bits counts."""
     seen = float(memory.get("seen") or 0.0) + (done.loss or 0.0) + (done.gradient_norm or 0.0)
     return Decision(learning_rate=1 / (1 + seen), memory={"seen": seen})
 
@@ -28,7 +28,7 @@ def after_seven(done: Committed, memory: Memory) -> Decision:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return a task whose layer 0 is frozen for three steps, and whose layers 0 and 2 may share their bias."""
+    """Return a task in which layer 0 and layer 3's bias are frozen for three steps. config: `tied` ties two biases."""
     decisions = {
         "slowing": slowing,
         "plateau": reduce_on_plateau(factor=0.5, patience=1, threshold=0.2),
@@ -83,7 +83,7 @@ def test_what_is_frozen_keeps_its_bits_and_counts_in_no_norm() -> None:
 
 
 def said(decide: Any, *values: float | None) -> list[Decision]:
-    """Return the decisions after each of these losses in turn."""
+    """Return the decisions of `decide` after steps with these losses; each decision is given the memory of the last."""
     answers: list[Decision] = [decide(Committed(step=0), {})]
     for step, loss in enumerate(values, 1):
         answers.append(decide(Committed(step=step, loss=loss), answers[-1].memory))

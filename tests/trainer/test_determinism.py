@@ -54,7 +54,7 @@ NOISY = small_task(layers=[lambda: nn.Linear(2, 2)] * 2, optimizer=lambda named:
 
 @pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((1, 2), "None"), ((2, 2), "Replicas")])
 def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(grid, mode) -> None:
-    """A job of 40 steps ends after step 4 if an owner and a replica, or owners of two pipelines, have other bits."""
+    """A job of 40 steps ends after step 4 if an owner and a replica, or two pipelines' owners, have different bits."""
     message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
     assert re.search(message, why_failed(job_of(NOISY, grid, 40, mode).run()))
 
@@ -66,7 +66,7 @@ def test_a_job_that_says_it_is_not_deterministic_is_not_compared(grid, mode) -> 
 
 
 def test_states_that_differ_as_they_were_built_end_the_job_at_once() -> None:
-    """Initial states that differ, such as by the hardware or the order of a set, end the job at once."""
+    """Initial states that differ, because of the hardware or the order of a set, end the job at once."""
     built = count()
 
     class Elsewhere(nn.Linear):
@@ -145,7 +145,7 @@ class Switches(LateLayer):
 
 
 class Elsewhere(LateLayer):
-    """A layer whose result depends on its instance's number, which stands for the process."""
+    """A layer whose late results depend on its instance's number, which stands for the process."""
 
     def late(self, x):
         return x * (1 + 1e-6 * self.number)
@@ -174,8 +174,8 @@ def job(grid: tuple[int, int], *layers: Any, mode: str = "Replicas", determinist
 
 
 def why_ended(job: Job) -> str:
-    """Return the error that a worker raises for a task that is not deterministic, or the coordinator's reason for
-    ending a job whose workers always come to different bits.
+    """Run a job. Return the error that a worker raises for a task that is not deterministic, or the coordinator's
+    reason for ending a job whose workers always come to different bits.
     """
     try:
         job.run()

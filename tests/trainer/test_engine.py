@@ -71,7 +71,7 @@ def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: i
 
 
 def test_a_kill_at_each_kind_of_instruction_leaves_the_bits() -> None:
-    """This is the smallest grid in which a stage has two neighbours and a sibling (same stage, other pipeline)."""
+    """The grid 3 x 2 is the smallest in which a stage has two neighbours and a sibling (same stage, other pipeline)."""
     undisturbed(3, 2)
     killed = kill_at_each(manifest(3, 2), lambda f: f.step == 2, lambda job: assert_same(job, 3, 2), of_name)
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
@@ -107,8 +107,8 @@ def test_a_standby_holds_all_that_the_only_worker_holds(kind: Kind | None) -> No
     ],
 )
 def test_all_siblings_share_what_is_lost_in_the_same_step(stages: int, pipelines: int, kept: int, most: int) -> None:
-    """After the loss of a worker at a step's last backward, no worker runs more forwards than its own and an equal part
-    of the four lost ones. The new owner does not run forwards that the lost worker had finished.
+    """After the loss of a worker at a step's last backward, the others run equal parts of its forwards that have to be
+    repeated. kept: its forwards that nobody repeats, of four. most: the most forwards that a worker runs.
     """
     lost = Fault("Backward", Cell(pipelines > 1, 0), 2, 7 if pipelines > 1 else 3)
     job = Job(manifest(stages, pipelines, batch=8 * pipelines), (lost,)).run()
@@ -269,9 +269,9 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
 def killed_with_neighbours(
     document: dict[str, Any], step: int, replicas: int, cell: Cell | None = None, kind: Kind | None = None
 ) -> dict[Fault, int]:
-    """Run the job once for each instruction of a step; kill its worker there and the owners of the stages before it.
+    """Kill, in a job for each instruction of a step, its worker and owners of earlier stages: `replicas` workers.
 
-    replicas: of each stage; as many workers are killed. cell: None for all. Returns the repeated forwards by kill.
+    cell: whose instructions; None: all. kind: try only one instruction of each. Return the repeated forwards by kill.
     """
     document["spec"]["redundancy"]["replicas"] = replicas
     stages = document["spec"]["topology"]["stages"]

@@ -200,7 +200,7 @@ def test_nothing_is_tried_out_in_a_step_in_which_roles_have_changed() -> None:
 
 
 def test_now_and_then_a_forward_of_the_stage_behind_is_timed_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every PERIOD steps, w2 times a forward of stage 0, whose replica it has, by layer, to compare the workers."""
+    """Every PERIOD steps, w2 measures each layer of stage 0, of which it has a replica, to compare the workers."""
     one = OneEngine("w2", THREE)
     one.work()
     told: list[tuple[int, int]] = []

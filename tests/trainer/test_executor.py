@@ -44,8 +44,8 @@ def committed(epoch: int = PLAN.epoch) -> Commit:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradients(devices: int) -> None:
-    """With two devices, the two parts of a stage are committed before the replica has their gradients, since one heir
-    repeats both. With one device they are two stages, which may have two heirs.
+    """With two devices, a step of a stage's two parts is committed before the replica has their gradients, since one
+    heir repeats both. With one device, the commit waits, since they are two stages, which may have two heirs.
     """
     one = OneEngine("w0", in_two_parts(), devices=devices)
     parts = [Cell(0, part) for part in range(2)]
@@ -59,7 +59,7 @@ def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradient
 
 
 def announce(one: OneEngine, version: int) -> None:
-    """Deliver an announcement of the last stage's replica."""
+    """Deliver the announcement that the last stage's replica, w1, has this version."""
     one.get(FrameKind.ANNOUNCE, LAST, sender="w1", payload=Announce(version=version, secured=version))
 
 

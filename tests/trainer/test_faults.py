@@ -123,8 +123,8 @@ def soak_seeds() -> list[int]:
 
 
 def survivable(job: Processes, victims: set[str]) -> bool:
-    """Return whether every cell keeps a worker with its state. Workers that were struck before do not count, even if
-    they live.
+    """Return whether every cell keeps a worker with its state if the victims are lost. Workers that were struck before
+    count as lost, too, even if they live.
     """
     plan, struck = job.state.plan, victims | set(job.acted)
     assert plan is not None
@@ -136,7 +136,7 @@ def survivable(job: Processes, victims: set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A signal to a worker after `step`, once the job was seen to be protected `later` times.
+    """A signal to a worker after `step`. later: how often the job is seen to be protected before, without a signal.
 
     place: the place of the worker among the live ones, as a fraction: at least 0, less than 1.
     """

@@ -101,7 +101,7 @@ def test_it_hears_of_everything_once_and_the_next_root_goes_on(store: Store) -> 
 
 
 def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -> None:
-    """After a root's loss, the next root repeats the callback's calls whose state was not saved."""
+    """After a root's loss, the next root repeats the calls of a callback after which its state was not saved."""
     first = calls([])
     reached_then = first.write([step(1), step(2)], Cursor())
     first.write([step(3)], reached_then)  # and lost before that is written
@@ -111,7 +111,7 @@ def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -
 
 
 def test_back_at_a_checkpoint_that_nobody_told_of_it_keeps_what_led_to_that() -> None:
-    """After a return to a checkpoint, a callback keeps its state up to there, though no worker knows that last step."""
+    """After a return to step 4, a callback keeps its state of the steps before, although no worker knows step 4."""
     mine = calls([])
     after = mine.write([step(1, checkpoint=True), step(2), step(3)], Cursor())
     assert mine.write([step(5, attempt=2)], after).state == ["1:1", "1:2", "1:3", "2:5"]

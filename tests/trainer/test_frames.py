@@ -137,7 +137,7 @@ ADDRESSES = st.builds(
 
 
 def like(value: Any) -> st.SearchStrategy[Any]:
-    """Draw the value, or a variant that differs in some parts."""
+    """Return a strategy that draws the value, a variant with other or missing parts, or an unrelated value."""
     parts = st.nothing()
     if isinstance(value, dict):
         parts = st.fixed_dictionaries({}, optional={key: like(part) for key, part in value.items()})

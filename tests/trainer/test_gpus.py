@@ -87,7 +87,7 @@ def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_what_decides_the_bits_on_a_gpu_is_switched(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`use` sets cuDNN's benchmark mode, deterministic algorithms and cuBLAS's workspace, whatever the task has set."""
+    """`use` turns benchmark mode off and deterministic kernels on or, if not deterministic, just benchmark mode on."""
     asked: list[bool] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append(on))

@@ -98,8 +98,8 @@ class Life:
         return [(step + 1, commit.history.at) for step, commit in self.job.newest if commit.history]
 
     def train_for_some(self, number: int) -> None:
-        """Commit a step that only one worker hears from the root, which is about to be lost, and the others later from
-        that worker. If `number` is even, nobody hears of it: commit nothing.
+        """Commit a step that the root, before its loss, tells one worker only; the others hear of it from that worker.
+        If `number` is even, or the root is alone, nobody would hear of it: commit nothing.
         """
         heard = {name for name in self.job.workers if name != self.job.root and number % 2}
         heard = {min(heard)} if heard else set()

@@ -98,8 +98,8 @@ def run(folder: Path, *options: str, logger: str = LOGGER, code: int = 0, **spec
 
 
 def check(folder: Path, records: list[Record]) -> None:
-    """Check that the merged file has each step and event once. A root that takes over may repeat records in its own
-    file.
+    """Check that these records are those of all roots' files, merged, and have each event once. A root that takes over
+    may repeat records in its own file.
     """
     raw = find(str(folder)).read_all()
     assert list(map(repr, merged(raw))) == list(map(repr, records))

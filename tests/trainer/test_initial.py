@@ -1,4 +1,4 @@
-"""Initial weights from files: the formats, their match with the model, each refusal, the same bits on any grid."""
+"""Initial weights from files: the formats, their match with the model, each refusal, and jobs that begin with them."""
 
 import json
 from collections.abc import Mapping
@@ -339,7 +339,7 @@ def manifest(
 
 
 def initial_task(folder: Path) -> dict[str, Any]:
-    """Write weights into a folder as another job leaves them. Return a task that begins with them."""
+    """Write weights into a folder as another job leaves them. Return a task that takes all but the head's weight."""
     whole = state(build({}), 5)
     split = build({})
     layers = {

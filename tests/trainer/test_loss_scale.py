@@ -1,4 +1,4 @@
-"""Loss scaling in fp16 as by torch.amp.GradScaler, with the same bits on any grid and after any loss of a worker."""
+"""Loss scaling in fp16 as by torch.amp.GradScaler, and the end of a job whose gradients overflow at every scale."""
 
 import functools
 import math

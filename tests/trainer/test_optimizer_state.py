@@ -1,4 +1,4 @@
-"""Optimizers: parameter groups whose numbers change, and refusal if parameters depend on each other."""
+"""Optimizers: parameter groups whose numbers change; refusal if a step depends on more than gradient and state."""
 
 from collections.abc import Iterable
 from functools import partial

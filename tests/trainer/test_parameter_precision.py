@@ -1,4 +1,4 @@
-"""Parameters in bf16: half the memory of state, gradients summed in fp32, the same bits on any grid."""
+"""Parameters in bf16: half the memory of a stage's state, and checkpoints that other splits restore."""
 
 from dataclasses import replace
 

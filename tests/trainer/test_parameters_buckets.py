@@ -1,4 +1,4 @@
-"""A first stage's gradient in buckets: a bucket sent during the last backward is final, and has the same bits."""
+"""A first stage's gradient in buckets: each sent during the last backward, with the bits of a whole backward."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -104,8 +104,8 @@ for more in {more}:
 
 
 def platforms_of(environment: Mapping[str, str], *more: str) -> list[Platform]:
-    """Return the platforms of forked processes with this environment. more: a line of code that each process runs
-    first.
+    """Return the platforms of forked processes with this environment, one for each line of `more`: code that the
+    process runs first.
     """
     said = subprocess.run(
         [sys.executable, "-c", SAY.format(more=more)],
@@ -118,7 +118,7 @@ def platforms_of(environment: Mapping[str, str], *more: str) -> list[Platform]:
 
 
 def test_processes_that_would_compute_in_another_way_are_told_apart() -> None:
-    """Real processes with other kernels, threads or settings, or without a compiler, conflict with a common one."""
+    """Processes with other kernels, threads or settings, or without a compiler, conflict with one without changes."""
     others = {
         "torch.set_num_threads(2)": "number of torch's threads 2 instead of 1",
         "torch.use_deterministic_algorithms(True)": "settings with deterministic algorithms",

@@ -22,8 +22,8 @@ FIRST, END = (int(one) for one in os.environ.get("BAMBOO_RANDOM_JOBS", "1:40").s
 
 @dataclass
 class Disaster:
-    """A hook that kills workers some turns after a step began, and suspends the job. at: for each step, the number of
-    turns and the kind of loss: one worker, a stage, a worker with notice, or all workers.
+    """A hook that takes workers some turns after a step began, and suspends the job. at: for each step, the number of
+    turns and what happens: one worker, a stage ("stage") or all are killed, or all get notice ("notice").
     """
 
     at: dict[int, tuple[int, str]]
@@ -73,7 +73,7 @@ class RandomJob:
         return self.document(1000, redundancy={"mode": "None"}, **(self.row.alone or {}))
 
     def disturbed(self, every: int) -> dict[str, Any]:
-        """Return the manifest of the job on a drawn grid, parts of which the job may change."""
+        """Return the manifest of the job on a drawn grid; the job may choose its stages, its pipelines, or both."""
         rng, most = self.rng, (self.row.deep, self.row.wide[1])
         grids = [(p, d) for p in range(1, most[0] + 1) for d in range(1, most[1] + 1) if p * d <= 8]
         stages, pipelines = rng.choice(grids)

@@ -210,7 +210,7 @@ def look(one: OneEngine, *lacks: Address) -> list[Message]:
 
 
 def answer(one: OneEngine, since: dict[Cell, int], epoch: int = THREE.epoch) -> list[bool]:
-    """Give the answers of the others, on every link. Return whether each was asked for. since: first steps of logs."""
+    """Give the other workers' answers, by lane. Return whether each was awaited. since: a log's first step, by cell."""
     frames = [
         Frame(address=Address(kind, *MIDDLE, 5), epoch=epoch, payload=list(since.items())) for kind in ANSWERS_END
     ]

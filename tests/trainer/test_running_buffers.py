@@ -1,4 +1,4 @@
-"""Running statistics equal plain PyTorch's, and have the same bits on any grid and after kills and repetitions."""
+"""Running statistics equal plain PyTorch's on any split, repeated forwards do not change them; refused norms."""
 
 from collections.abc import Callable
 from dataclasses import replace

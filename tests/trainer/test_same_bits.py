@@ -398,7 +398,7 @@ def check_kills(table: Table, name: str, grid: Grid, *, anywhere: bool = False) 
 
 
 def cells(*columns: str, rows: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorator:
-    """Parametrize a test with rows and columns."""
+    """Parametrize a test with rows and columns; marked as slow unless the column is in the row's `fast`."""
     return pytest.mark.parametrize(
         ("name", "column"),
         [

@@ -61,7 +61,7 @@ WAYS = ({"foreach": True}, {"fused": True}, {"maximize": True}, {"weight_decay":
 
 
 def ways(name: str) -> Iterator[dict[str, Any]]:
-    """Yield settings of one of torch's optimizers, each alone and combined with others."""
+    """Yield all combinations of up to three of WAYS, none included, that one of torch's optimizers accepts."""
     known = signature(getattr(torch.optim, name)).parameters.keys()
     for chosen in (some for count in range(4) for some in combinations(WAYS, count)):
         settings = {key: value for way in chosen for key, value in way.items()}

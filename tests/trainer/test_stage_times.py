@@ -226,7 +226,7 @@ def test_who_takes_over_waits_once_for_its_devices() -> None:
 
 
 def clocked() -> tuple[DeviceTimes, list[Stage], list[float]]:
-    """Return a worker's two devices, their stages, and the seconds that its clock shows."""
+    """Return the `DeviceTimes` of a worker with two devices, their stages, and the clock's seconds, in a list."""
     now = [0.0]
     host = QueuedHost(lambda: now[0])
     host.devices += [QueuedDevice(host, number, SPEED) for number in range(2)]

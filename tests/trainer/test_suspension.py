@@ -92,7 +92,7 @@ def test_it_goes_on_at_exactly_the_step_at_which_it_was_suspended(grid: tuple[in
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_worker_that_is_lost_while_the_checkpoint_is_written_costs_no_bits(stage: int) -> None:
-    """A worker lost while the checkpoint is written changes no bit. If it is the root or a writer, it costs a step."""
+    """The loss of a worker while the checkpoint is written changes no bit, and a checkpoint is kept all the same."""
 
     def kill(job: Job) -> None:
         plan = job.state.current_plan

@@ -21,7 +21,7 @@ STEPS = 4
 
 
 class Careless(torch.optim.AdamW):
-    """An optimizer that writes a number into a parameter, or into its own state, after its step."""
+    """An optimizer that writes a number into a parameter, or into its own state, after step `at`. place: where."""
 
     def __init__(self, params: Any, *, at: int, number: float, place: str) -> None:
         super().__init__(params, lr=0.05)

@@ -1,4 +1,4 @@
-"""Jobs with postponed weight gradients (ZB-H1) have the bits of 1F1B, undisturbed and after every kill."""
+"""Postponed weight gradients, by ZB-H1 or after a takeover in 1F1B: the same bits as without, also after kills."""
 
 from typing import Any
 
