@@ -27,7 +27,7 @@ Kind = Callable[[Fault], Hashable]
 
 
 def of_name(fault: Fault) -> Hashable:
-    """Return a kill's group: the name and step of its instruction, whether the kill is before or after it."""
+    """Return a kill's group: the name and step of its instruction, for kills before it and after it alike."""
     return fault.name, fault.step
 
 

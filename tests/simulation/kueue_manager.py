@@ -130,7 +130,7 @@ class Manager:
         return sum(map(holds_quota, pods)) + sum(one.pods for one in self.outsiders.values() if one.admitted)
 
     def step(self, pods: Iterable[Mapping[str, Any]]) -> list[Action]:
-        """Return the manager's next actions, given the pods in its caches."""
+        """Return the manager's next actions, given the pods in its caches, and mark the outsiders that it admits."""
         managed = [dict(pod) for pod in pods if is_managed(pod)]
         actions: list[Action] = [
             Finalize(pod)

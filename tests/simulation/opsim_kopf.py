@@ -68,7 +68,7 @@ class KopfEvents:
         self._handled: dict[str, int] = {}  # generations, by UID
 
     def show(self, kind: str, change: str | None, thing: Object) -> None:
-        """Pass on a change of an object: update the indices, then call its event, creation and update handlers."""
+        """Update the indices; then call event handlers and, for a new generation, creation or update handlers."""
         metadata, body = thing["metadata"], kopf.Body(thing)
         uid = metadata["uid"]
         facts = {

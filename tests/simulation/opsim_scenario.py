@@ -98,9 +98,9 @@ class ClusterScenario:
     slowdown: float
     grid: float  # of time, in seconds (see opsim_loop)
     disturbances: tuple[Disturbance, ...]
-    # that section of the spec; of random jobs none has one, and what they lose they have to have twice
+    # the spec's section `checkpoint`; random jobs have none, so all state that they lose needs a second holder
     checkpoint: dict[str, Any] | None = None
-    # it is in a queue with a quota for all that it may want, and what it loses is in its checkpoints
+    # the job is in a queue with quota for all its workers, and goes on from checkpoints after losses
     queued: bool = False
     chooses: bool = False  # the coordinator chooses stages and pipelines, of all grids that the workers can run
 

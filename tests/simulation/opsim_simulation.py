@@ -126,7 +126,7 @@ class OperatorSimulation:
             await self.stop_operator()
 
     async def _watch(self, seconds: float) -> None:
-        """Let time pass, and raise Failure if workers train for long without a coordinator."""
+        """Let time pass, judge the queue, and raise Failure if workers train for long without a coordinator."""
         end, since = self.loop.time() + seconds, self.loop.time()
         while self.loop.time() < end:
             await asyncio.sleep(1.0)

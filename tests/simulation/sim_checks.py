@@ -201,7 +201,7 @@ def _wrong_result(job: "Simulation") -> str | None:
 
 
 def _spared(job: "Simulation") -> bool:
-    """Return whether every fault left copies of all state that it took.
+    """Return whether the scenario made every fault leave copies of all state that it took.
 
     Without redundancy, or on a grid of one cell, the first plan has no copies; a coordinator that restarted may have
     lost track of them.

@@ -329,7 +329,7 @@ def _slow(rng: random.Random, fault: Fault, early: bool) -> Fault:
 
 
 def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
-    """Make several pipelines, half of the time of one stage. Half of the kills at an instruction or a frame strike
+    """Make several pipelines, with one stage in half of the jobs. Half of the kills at an instruction or frame strike
     workers that share a lost cell.
     """
     a, pipelines = job.arithmetic, rng.choice((2, 3, 3, 4, 4, 5))
@@ -380,7 +380,7 @@ def _with_split_backwards(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_schedules(job: Scenario, rng: random.Random) -> Scenario:
-    """Add edits of the schedule before, after and among the faults, some just before the next fault strikes."""
+    """Add edits of the schedule before, after and among the faults: a step before a fault, or right after it struck."""
     faults: list[Fault] = []
     for fault in job.faults:
         edit = replace(fault, what=FaultKind.SCHEDULE, step=max(0, fault.step - 1), neighbours=0, with_node=False)
@@ -400,8 +400,8 @@ def _at_parts(rng: random.Random, fault: Fault) -> Fault:
 
 
 def _with_devices(job: Scenario, rng: random.Random) -> Scenario:
-    """Give each worker two or three devices. A stage has at least one layer for each, and exactly one if layers are
-    tied.
+    """Give each worker two or three devices. A stage has at least one layer for each device, and exactly one if layers
+    are tied.
     """
     a, devices = job.arithmetic, rng.choice((2, 2, 3))
     layers = a.stages * devices

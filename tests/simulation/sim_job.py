@@ -237,7 +237,7 @@ class Simulation:
         self.clock.after(GRACE_SECONDS, partial(node.end, -9))
 
     def restart_coordinator(self, seconds: float) -> None:
-        """End the coordinator's process and start another one, which knows only what workers report."""
+        """End the coordinator's process. After `seconds` start another one, which knows only what workers report."""
         if not self.coordinating:
             return
         self.coordinating = False

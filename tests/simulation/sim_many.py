@@ -43,7 +43,7 @@ def spare_the_collector() -> None:
 
 
 def report(batches: Iterable[Sequence[RunResult]], command: Callable[[int], str], keep_going: bool) -> int:
-    """Print the results of runs until all have ended or one has failed, and return the exit status.
+    """Print the results of runs until all have ended or, unless `keep_going`, one has failed; return the exit status.
 
     command: returns the command that replays a seed.
     """

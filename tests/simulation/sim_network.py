@@ -183,8 +183,8 @@ class Network:
     # breaking
 
     def _break(self, link: Link, seen: tuple[float, float], kept: int | None = None) -> None:
-        """Break a link. seen: seconds until sender and receiver notice. kept: None, or the number of frames that still
-        arrive from a sender that has ended.
+        """Break a link. seen: seconds until sender and receiver notice. kept: number of frames that still arrive from a
+        sender that has ended; None: the sender lives, and frames on their way are lost.
         """
         if link.state != "standing":
             return
@@ -237,8 +237,8 @@ class Network:
     # faults
 
     def leave(self, end: End, *, flush: bool, silent: float = 0.0) -> None:
-        """Remove a worker. flush: whether its frames still arrive. silent: seconds until other workers see broken
-        links.
+        """Remove a worker. flush: all its frames on their way still arrive; otherwise a random number of them. silent:
+        seconds until other workers see broken links.
         """
         if self.ends.pop(end.worker, None) is None:
             return

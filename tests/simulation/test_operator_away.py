@@ -179,7 +179,7 @@ class TrainsOn(Away):
 
 
 class Deleted(Away):
-    """A scenario of a deleted job: its workers end with their pods, nothing more is written, and checkpoints stay."""
+    """A scenario of a deleted job: its workers end with their pods, and no checkpoint is written."""
 
     async def course(self) -> None:
         self.loop.call_later(max(0.0, -self.kill_at), self.user.delete)
@@ -299,7 +299,7 @@ def test_an_edit_is_followed_whenever_the_operator_ends(kill_at: float) -> None:
 
 @pytest.mark.parametrize("kill_at", SOON)
 def test_workers_are_replaced_one_after_the_other_whenever_the_operator_ends(kill_at: float) -> None:
-    """One of the run's checks, `_at_rest`, requires that all workers have the new image."""
+    """All workers get the new image, as one of the run's checks, `_at_rest`, requires."""
     assert TrainsOn(job_of(7, steps=80), new_image, kill_at, followed=lambda _: None).run().problem is None
 
 

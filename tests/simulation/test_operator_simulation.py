@@ -49,7 +49,7 @@ def check(printed: str, runs: int, times: int = 1) -> None:
 
 
 def test_the_operator_gets_over_whatever_befalls_a_job_while_it_chooses_the_grid(said: Mapping[str, str]) -> None:
-    """This run chooses the grid, the next tests have a fixed one; `make simulate` tries hundreds of seeds."""
+    """Here the coordinator chooses the grid; it is fixed in the next tests. `make simulate` tries hundreds of seeds."""
     assert "DISTURBANCE" in said[GRIDS]
     assert " virtual seconds\n" in said[GRIDS]
     assert "PROBLEM" not in said[GRIDS]

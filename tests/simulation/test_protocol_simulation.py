@@ -122,7 +122,7 @@ def each(few: int, many: int) -> list[Any]:
 
 @pytest.mark.parametrize("seed", each(1, 25))
 def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
-    """No other test uses these seeds."""
+    """Without its faults, each job completes with the oracle's results. No other test uses these seeds."""
     job = Simulation(scenario(10_000 + seed, Kind.ELASTIC))
     job.injector.left.clear()
     verdict = job.run()
