@@ -1,4 +1,4 @@
-"""Failures after the end of a local job, which do not change how it ended."""
+"""Failures after the last step of a local job. Only weights that cannot be written change how the job ended."""
 
 import asyncio
 import json

@@ -124,7 +124,7 @@ def parts(kind: type) -> dict[str, st.SearchStrategy[Any]]:
 
 SAYING = st.builds(Received, WORKERS, st.one_of(*(values(k) for k in KINDS if k is not protocol.Hello)))
 
-# Plans: sound ones in which something has been put into another one's place, or left out, or doubled.
+# Plans: valid ones in which parts were reversed, left out or doubled, or are of random values.
 PARTS = parts(Plan)
 
 

@@ -64,7 +64,7 @@ def has_layers(monkeypatch: pytest.MonkeyPatch, layers: int | None) -> None:
 def test_a_profile_that_may_be_of_another_model_is_warned_of(
     fields: dict[str, Any], loads: bool, told: str, job: JobSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading a profile counts the job's layers only if the profile may be of another model."""
+    """Reading a profile counts the job's layers only if its task has another entrypoint or config than the job's."""
     task = msgspec.structs.replace(task_of(job.spec), **fields)
     has_layers(monkeypatch, 3 if loads else 4)
     warnings = warnings_of(job, tmp_path, task)

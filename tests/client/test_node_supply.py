@@ -33,7 +33,7 @@ def test_prices_follow_the_trace() -> None:
 
 
 def test_a_node_with_several_workers_costs_what_it_costs_and_is_lost_with_all_of_them() -> None:
-    """With four stages on nodes of two workers, neighbours are on different nodes, so the job survives a loss."""
+    """With four stages on nodes of two workers, neighbours are on different nodes, so a job survives a node's loss."""
     told: list[str] = []
     shared = job(4, spread={"workersPerNode": 2})
     found = run(shared, nodes(3, (1800.0, "remove", "n0")), told=told, price=1.0).figures

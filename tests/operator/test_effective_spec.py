@@ -36,7 +36,7 @@ def edited(**changes: Any) -> dict[str, Any]:
 
 
 class Revisions:
-    """A fake API of a namespace's ControllerRevisions. failing: calls that raise; "create" stores it all the same."""
+    """A fake API of a namespace's ControllerRevisions. failing: calls that raise; a failing "create" still stores."""
 
     def __init__(self) -> None:
         self.there: dict[str, dict[str, Any]] = {}

@@ -64,7 +64,7 @@ def late_pod(job: str, uid: str) -> Object:
 class ManyJobs:
     """A simulation of many jobs, created at once, whose image no node can pull.
 
-    refused, told: by job, when a pod's status, and then the job's, first showed it. stuck: liveness problems.
+    refused, told: by job, when a pod's status and when the job's first showed the refusal. stuck: liveness problems.
     """
 
     def __init__(self, loop: VirtualLoop, slowness: float = SLOWNESS, *, suspended: bool = False) -> None:

@@ -32,7 +32,7 @@ def shrunk(
     phase: str = "Running",
     chosen: bool = False,
 ) -> list[Any]:
-    """Return the decisions for a job that wants two workers. placed: their pools. waiting: workers without a node."""
+    """Return the decisions for a job that wants two workers. placed: pool by worker. waiting: those without a node."""
     living = {name: {"metadata": {"labels": {LABEL_NODE_POOL: pool}}} for name, pool in placed.items()}
     states = dict.fromkeys(living.keys() - set(waiting), WorkerState.TRAINING)
     states |= dict.fromkeys(standby, WorkerState.STANDBY) | dict.fromkeys(leaving, WorkerState.LEAVING)

@@ -32,7 +32,7 @@ MANAGED = {"kueue.x-k8s.io/managed": "true"}
 
 
 def pod(kind: str) -> dict[str, Any]:
-    """Return a pod. kind: h or l for class high or low, capital if Kueue has admitted it, ? or ! without a class."""
+    """Return a pod. kind: its class: h high, l low, ? none; H, L or ! if Kueue has admitted the pod."""
     named = {"h": "high", "l": "low"}.get(kind.lower())
     gates = [] if kind in "HL!" else [GATE]
     return {"metadata": {"labels": {CLASS: named} if named else {}}, "spec": {"schedulingGates": gates}}
