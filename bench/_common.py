@@ -290,7 +290,7 @@ def write_json(path: Path | None, document: Any) -> None:
 
 
 def main(body: Any) -> None:
-    """Run a benchmark. Ctrl-C and SIGTERM end it, and leave no process or file."""
+    """Run a benchmark. Exits with 130 after Ctrl-C or SIGTERM, and with 1 and the message after a RuntimeError."""
     with suppress(asyncio.CancelledError):
         try:
             asyncio.run(body)

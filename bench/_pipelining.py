@@ -1,5 +1,5 @@
 """One rank of a job's training on torch.distributed.pipelining (over gloo). Layers, data, loss and optimizer come from
-the same task, and the split of layers from the same function.
+the task that Bamboo's workers train, too, and the split of layers from the function that they use.
 """
 
 import os

@@ -139,8 +139,8 @@ class Clock:
         self.left_out: list[str] = []
 
     def measure(self, what: str, work: Callable[[float], Figures], others: int = 0) -> Figures:
-        """Run a measurement in its share of the time, and return its figures, or its problem. others: the number of
-        later measurements that share the time.
+        """Run a measurement in its share of the time. Return its figures, its problem if it fails, or {} if too little
+        time is left. others: the number of later measurements that share the time.
         """
         seconds = (self._end - time.monotonic()) / (1 + others)
         if seconds < LEAST_SECONDS:

@@ -3,8 +3,8 @@
     python bench/layer_counts.py              # client/bamboo/profiles/counts/*.json
     python bench/layer_counts.py --only vgg
 
-Nothing is measured: torch's counter runs each layer on tensors without data. In fp32, and again in bf16 (as
-MODEL-bf16). Microbatches have the samples of the profiles that `bench/profiles.py` writes.
+Nothing is measured: torch's counter runs each layer on tensors without data, in fp32 and (for MODEL-bf16) in bf16.
+Microbatches are as large as those of the profiles that `bench/profiles.py` writes.
 """
 
 from typing import Annotated, Any

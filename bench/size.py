@@ -2,7 +2,7 @@
 
     python bench/size.py [FOLDER ...] [--rooms]
 
-A column for each FOLDER, a checkout; this one if none is named. So two states stand side by side:
+It has a column for each FOLDER, a checkout (by default this one), so it can show two states side by side:
 `git worktree add ../before REVISION`, then `python bench/size.py ../before .`. A code line is a line that holds code:
 no blank line, no comment, no docstring. Nothing of a checkout is imported.
 """

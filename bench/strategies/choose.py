@@ -60,7 +60,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """The numbers of stages for which these nodes have a grid that fits into memory."""
+        """The numbers of stages, up to MOST_STAGES_TRIED, for which these nodes have a grid that fits into memory."""
         most = min(self.nodes, len(self.costs.profile.layers), MOST_STAGES_TRIED)
         return tuple(stages for stages in range(1, most + 1) if self.costs.fills(self.nodes, stages))
 
@@ -109,8 +109,8 @@ def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Po
 
 
 def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
-    """Yield a policy for each grid that fits into memory. If all nodes are in one zone, so that a grid changes only the
-    speed, skip grids that train clearly less than the best one, judged by restarts alone.
+    """Yield a policy for each grid with `tried` stages that fits into memory. If all nodes are in one zone, so that a
+    grid changes only the speed, skip grids that train clearly less than the best one, judged by restarts alone.
     """
     savings = {stages: blocking(setting.costs, stages, setting.mtbf) for stages in setting.tried}
     grids = [

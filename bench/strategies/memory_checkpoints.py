@@ -1,7 +1,7 @@
 """Checkpoints in the memory of peers, taken in small parts at every step (MoEvement, NSDI 2026).
 
 At each step a part of every node's state goes to a peer's host memory, as much as the network moves during the step;
-after a window of steps it is complete. Boundary tensors are logged. A spare node replaces a lost one and gets the
+after a window of steps the copy is complete. Boundary tensors are logged. A spare node replaces a lost one and gets the
 newest whole snapshot; only its own pipeline repeats the steps since then, from the logs, without bubbles, while the
 others wait. Without a spare node there is one pipeline less. If a stage and its snapshot are lost everywhere, the job
 goes back to its checkpoint in the store.
@@ -84,7 +84,7 @@ class MemoryCheckpoints:
         return Places.filled(self.costs, self.stages, (*kept, *spare))
 
     def _grown(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
-        """Add a pipeline of spare nodes once they have copied their states; return the places and the reaction."""
+        """Add pipelines of spare nodes once these have copied their states; return the places and the reaction."""
         grid = self.costs.grid(len(view.ready), self.stages)
         if grid.pipelines <= state.grid.pipelines:
             return replace(state, planned=0.0), None

@@ -36,7 +36,7 @@ class Reaction:
     rate: float  # samples per second from then on
     stall: float = 0.0  # seconds until then, without training
     redo: float | None = 0.0  # samples to train again; None for all since the newest checkpoint
-    wake: float | None = None  # seconds until the strategy is called again; replaces an earlier wish
+    wake: float | None = None  # seconds until the strategy is called again; replaces an earlier wake-up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Policy(Protocol):
 
 
 def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:
-    """Return the interval of Young (1974) and Daly (2006): sqrt(2 x pause x mtbf), but at least the writing time.
+    """Return the interval of Young (1974) and Daly (2006): sqrt(2 x pause x mtbf), at least the writing time and 1 s.
 
     Training pauses while a stage's state is copied to host memory, and goes on while that is written. mtbf: seconds
     between two losses that make the job go back.
