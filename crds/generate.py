@@ -48,7 +48,7 @@ COMES_AND_GOES = "can come or go only while the job is suspended"
 
 
 def crd(frame: dict[str, Any]) -> dict[str, Any]:
-    """Add the schemas of spec and status to the frame, which is the rest of the CRD, and return it."""
+    """Return the CRD: the frame, to which the schemas of spec and status are added in place."""
     (version,) = frame["spec"]["versions"]
     spec = object_schema(JobSpec)
     spec[VALIDATIONS] += [*_suspended_rules(JobSpec, "")]

@@ -31,12 +31,12 @@ Panels = Sequence[Any]
 
 
 def increase(counter: str, window: str = "1h", *, by: str = "") -> str:
-    """Return the PromQL query of a counter's increase in a window, summed by a label. counter: with its selector."""
+    """Return the PromQL query of a counter's increase in a window, summed. by: labels or "". counter: with selector."""
     return f"sum{f' by ({by}) ' if by else ''}(increase({counter}[{window}]))"
 
 
 def per_second(counter: str, *, by: str = "") -> str:
-    """Return the PromQL query of a counter's rate per second, summed by a label. counter: with its selector."""
+    """Return the PromQL query of a counter's rate per second, summed. by: labels or "". counter: with its selector."""
     return f"sum{f' by ({by}) ' if by else ''}(rate({counter}[$__rate_interval]))"
 
 

@@ -53,7 +53,7 @@ def row(family: str) -> str:
 
 
 def compared(config: dict[str, Any], objective: Objective) -> float:
-    """Return the largest difference between a gradient of the layers and of the model; assert that logits are equal."""
+    """Return the largest difference between gradients of the layers and the model, below 1e-5; assert equal logits."""
     task = huggingface.build(config)
     layers, model = both(task, config)
     inputs, (target,) = task.dataset.batch([1, 5, 7])
@@ -81,7 +81,7 @@ def own(gradient: Tensor | None) -> Tensor:
 
 
 def apart(config: dict[str, Any]) -> bool:
-    """Return whether each document of a packed sequence has the logits that it has alone."""
+    """Return whether the second document of a packed sequence has the logits that it has alone."""
     model = huggingface.NamedModel.read(config).make().eval()
     ids = torch.randint(1, WORDS, DOCUMENTS.shape, generator=torch.Generator().manual_seed(1))
     logits = model(input_ids=ids, position_ids=positions_in(DOCUMENTS), use_cache=False).logits

@@ -100,7 +100,7 @@ def job(folder: Path, size: Size) -> dict[str, Any]:
 
 
 def documents() -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each document, in an order that does not depend on their contents."""
+    """Yield name and text of documents of 500 to 200,000 characters, in an order independent of their contents."""
     places = [(Path(sysconfig.get_paths()["stdlib"]), (".py",)), (Path("/usr/share/doc"), (".gz", ".txt", ".md", ""))]
     places.append((Path("/usr/share/man"), (".gz",)))
     found = [
@@ -178,7 +178,7 @@ def bamboo(*arguments: str) -> list[str]:
 
 
 def train(folder: Path, size: Size) -> None:
-    """Run both trainings at the same time, and print their progress every half a minute."""
+    """Run the trainings that are not done yet, at the same time, and print their progress every half a minute."""
     running = {}
     kills = [f"at:{step}:{stage}" for step, stage in size.kills]
     for name, losses in zip(RUNS, ([], kills), strict=True):

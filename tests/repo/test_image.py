@@ -1,4 +1,4 @@
-"""The two images, built, inspected, and run as the cluster would; two trainers train in containers."""
+"""The two images, built, inspected, and run as the cluster would, and a user's image with a model on top of one."""
 
 import hashlib
 import json
