@@ -43,7 +43,7 @@ class Flip:
 
     place: Place
     stage: int
-    # on the worker that runs the stage, or on the one that holds its replica; or on that worker
+    # owner: on the stage's owner, or on the holder of its replica; worker: if given, on this worker instead
     owner: bool = True
     worker: str = ""
     step: int  # that begins with the state in question
@@ -74,7 +74,7 @@ class _Passed(torch.autograd.Function):
 class FlippingValues(StageValues):
     """A stage's values, in which a bit of a final gradient may flip."""
 
-    struck: Callable[[Tensor], Tensor]  # of a gradient that is to be applied, it or one with another bit
+    struck: Callable[[Tensor], Tensor]  # returns a gradient to be applied, or a copy of it with a flipped bit
 
     def apply(self, gradient: Tensor, norm: float, *, scale: float = 1.0, tries: bool = False) -> None:
         super().apply(self.struck(gradient), norm, scale=scale, tries=tries)

@@ -36,7 +36,7 @@ class Arithmetic:
     skipped: frozenset[int] = frozenset()  # steps whose loss is not finite
     evaluated: tuple[int, int] = (0, 0)  # (steps between evaluations, batches); (0, 0): never
     left_out: int = 0  # steps that an early stop saves; `steps` are those before it
-    by_decision: bool = False  # a decision of the task stops it, and no evaluation
+    by_decision: bool = False  # the early stop is by a decision of the task, not by an evaluation
 
     @property
     def wanted_steps(self) -> int:

@@ -218,9 +218,9 @@ class Job:
     """One simulated job.
 
     decide: called before every turn; may kill workers or give them notice. capacity: the most workers alive at once;
-    further requests wait. store: the checkpoint store; None: a new one. devices: names of the devices that compute the
-    stages, in turn. copies: makes the host copies of a worker on the CPU. per_worker: devices of a worker, each with a
-    part of its stage; None: the manifest's. layer_seconds: reported seconds per layer. task: replaces the manifest's.
+    further requests wait. store: the checkpoint store; None: a new one. devices: names; they take the stages by turns.
+    copies: makes a worker's host copies on the CPU. per_worker: devices of a worker, each with a part of its stage;
+    None: the manifest's. layer_seconds: reported per layer; None: measured. task: replaces a user's (not Bamboo's) one.
     """
 
     def __init__(

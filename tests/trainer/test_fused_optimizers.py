@@ -91,7 +91,7 @@ def test_a_parameter_with_gaps_is_none_for_a_kernel_that_walks_over_memory() -> 
 
 
 class Gaps(nn.LayerNorm):
-    """A norm whose weight stays in fp32, outside of the flat parameters."""
+    """A norm whose weight has gaps in memory and, as it stays in fp32, is outside of the flat parameters."""
 
     def __init__(self) -> None:
         super().__init__(3)

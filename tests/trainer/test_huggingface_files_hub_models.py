@@ -25,7 +25,7 @@ TOKEN = "hf_" + "s" * 20
 
 
 class Hub:
-    """A fake Hub with one model. asked: method and path of each request, in order. tokens: the requests' access tokens.
+    """A fake Hub with one model. asked: method and path of each request, in order. tokens: their Authorization headers.
     status: the code of every answer; 0 for the usual ones.
     """
 

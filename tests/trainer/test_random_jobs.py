@@ -23,7 +23,7 @@ FIRST, END = (int(one) for one in os.environ.get("BAMBOO_RANDOM_JOBS", "1:40").s
 @dataclass
 class Disaster:
     """A hook that takes workers some turns after a step began, and suspends the job. at: for each step, the number of
-    turns and what happens: one worker, a stage ("stage") or all are killed, or all get notice ("notice").
+    turns, and whom it takes: "one" worker, all holders of a "stage", or "all"; "notice": all get notice instead.
     """
 
     at: dict[int, tuple[int, str]]

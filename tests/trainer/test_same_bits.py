@@ -311,7 +311,7 @@ ROWS: dict[str, Row] = {
 
 
 class Table:
-    """The results of the rows' jobs. Each row's undisturbed job is trained once."""
+    """The manifests of the rows' jobs, and each row's undisturbed job, which is trained once."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders

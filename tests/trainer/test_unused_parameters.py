@@ -57,7 +57,7 @@ class Enter(nn.Module):
 
 
 class Estimated(nn.Module):
-    """A layer that uses the estimate for some samples, and for others no output of the layers before."""
+    """A layer that uses the estimate for some samples, and for others sends the layers before no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
