@@ -92,7 +92,7 @@ class Taker:
         return len(self.job.committed) <= d.step + 1 if d.anew else d.reported is None
 
     def _settled(self) -> bool:
-        """Return whether every stage has a worker of its own, with all its replicas in sync."""
+        """Return whether all obey the plan, each cell has its own owner and a copy, and all replicas are in sync."""
         state = self.job.state
         if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.plans.applied:
             return False

@@ -110,7 +110,7 @@ class Play:
             self.plan = plan
 
     def calm(self, size: int, seconds: float) -> bool:
-        """Return whether the plan has not changed for `seconds`, and all `size` workers are in it and obey it."""
+        """Return whether no plan has come for `seconds`, and all `size` workers are in the newest one and obey it."""
         if self.plan is None or time.monotonic() - self.plan_at < seconds:
             return False
         whole = self.plan.worker_ids() == self.workers.keys() and len(self.workers) == size

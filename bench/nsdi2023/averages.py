@@ -31,7 +31,7 @@ class BilledHours:
         self._nodes.append(nodes)
 
     def usd_per_hour(self) -> float:
-        """The present USD per hour."""
+        """Return the present USD per hour."""
         return self._nodes[-1] * SPOT_USD
 
     def usd(self, begin: float, end: float) -> float:

@@ -145,8 +145,8 @@ class _Choice:
 
 @dataclass(slots=True)
 class CoordinatorRuns:
-    """The coordinator's runs for a job under a trace, each made once. At most `MOST_RUNS` choices of zones and nodes
-    are run: those that would be best without pauses.
+    """The coordinator's runs for a job under a trace, each made once. For an objective at most `MOST_RUNS` choices of
+    zones and nodes are run: those that would be best without pauses.
     """
 
     job: ComparedJob

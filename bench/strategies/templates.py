@@ -17,7 +17,7 @@ Pipelines = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
-    """A policy that, after a loss, forms pipelines anew from templates of several lengths."""
+    """A policy that forms pipelines anew from templates after a loss or if new nodes make it pay."""
 
     costs: Costs
     shortest: int  # stages of the smallest template

@@ -27,7 +27,7 @@ class Timeline:
     node_seconds: float
     usd: float  # for all that it held
     removed: int  # nodes that were taken from the job, ready or not
-    zones: Mapping[str, str] = field(default_factory=dict)  # of nodes, if there are several
+    zones: Mapping[str, str] = field(default_factory=dict)  # by node; empty if all nodes are in one zone
 
 
 def timeline(
