@@ -1,4 +1,4 @@
-"""A plain module is split into layers that compute the same, or is refused with a reason."""
+"""A plain module is split into layers that compute what it computes, or is refused with a reason."""
 
 from collections.abc import Callable
 from copy import deepcopy

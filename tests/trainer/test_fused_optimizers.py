@@ -35,7 +35,7 @@ KERNELS: dict[str, Make] = {
 def test_a_convolution_before_a_norm_gets_the_bits_of_a_plain_loop_with_the_same_kernel(
     stated: bool | None, equal: bool
 ) -> None:
-    """A plain loop has the same bits only with the same kernel: Adam magnifies rounding in gradients of nearly zero."""
+    """A plain loop has a job's bits only with the job's kernel: Adam magnifies rounding in gradients of nearly zero."""
     images = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(1))
     layers = (lambda: nn.Conv2d(2, 3, 3), lambda: nn.BatchNorm2d(3), nn.ReLU, nn.Flatten, lambda: nn.Linear(48, 2))
     task = small_task(

@@ -118,7 +118,7 @@ def platforms_of(environment: Mapping[str, str], *more: str) -> list[Platform]:
 
 
 def test_processes_that_would_compute_in_another_way_are_told_apart() -> None:
-    """Processes with other kernels, threads or settings, or without a compiler, conflict with one without changes."""
+    """Processes with other kernels, threads or settings, or without a compiler, conflict with an unchanged one."""
     others = {
         "torch.set_num_threads(2)": "number of torch's threads 2 instead of 1",
         "torch.use_deterministic_algorithms(True)": "settings with deterministic algorithms",

@@ -421,7 +421,7 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(name: str, column: str
 
 @cells("resumed")
 def test_a_job_that_goes_on_on_another_grid_has_the_same_bits(name: str, column: str, table: Table) -> None:
-    """A job that is suspended, and loses a worker in its first step on another grid, has the same bits."""
+    """A job that is suspended, and loses a worker in its first step on another grid, has an undisturbed job's bits."""
     row, store, once, expected = ROWS[name], MemoryStore(), list[bool](), ended(table.alone(name))
     kept = {"checkpoint": {"storage": "memory://x", "everySteps": 1000}}
 

@@ -112,7 +112,7 @@ HOOKED: tuple[Callable[[torch.optim.Optimizer], Any], ...] = (
 
 @pytest.mark.parametrize("hook", HOOKED)
 def test_a_hook_that_clips_gradients_does_not_write_to_the_final_gradient(hook: Callable[..., Any]) -> None:
-    """A task's hook clips a copy of the final gradient, which replicas and logs hold, too."""
+    """A task's hook clips a copy, and not the final gradient itself, which replicas and logs hold, too."""
 
     def build(named: Named) -> torch.optim.Optimizer:
         optimizer = torch.optim.AdamW([p for _, p in named], lr=0.1)

@@ -42,7 +42,7 @@ def config(family: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_document_knows_nothing_of_those_beside_it(family: str, attention: str, tmp_path: Path) -> None:
-    """A packed document's logits equal transformers', both for the same positions and for the document alone."""
+    """A packed document's logits are those of transformers, given either the same positions or the document alone."""
     settings = config(family, packed(tmp_path), attention=attention)
     task, layers, model = pair_of(settings)
     (ids, positions), (labels,) = task.dataset.batch([0, 1, 2, 3])
