@@ -1,4 +1,4 @@
-"""A worker that records every instruction at once, so that nothing is lost when it is killed. One line per instruction:
+"""A worker that records each instruction at once, so that nothing is lost when it is killed. It writes lines of
 name, pipeline, stage, step, microbatch, start and end (the machine's monotonic clock).
 """
 

@@ -3,7 +3,7 @@
     python bench/pause.py                      # real arithmetic
     python bench/pause.py --task emulated      # layers that sleep: 10 ms a forward, 20 ms a backward
 
-Real processes and sockets; this program runs the coordinator. Workers are killed (SIGKILL) or given notice at
+Processes and sockets are real; this program runs the coordinator. Workers are killed (SIGKILL) or given notice at
 random moments of a step, one stage after the other in random order, each after the job has healed from the one before.
 
     detect      from SIGKILL until the coordinator knows

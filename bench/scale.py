@@ -3,7 +3,7 @@
     python bench/scale.py [--nodes 40] [--jobs 4] [--notices 8] [--burst 4] [--repeat 2] [--json FILE]
     python bench/scale.py --jobs 1 --stages 10 --pipelines 100 --nodes 1000 --burst 1 [--json FILE]
 
-The real operator on the test cluster's real control plane; docs/testing-cluster.md lists the requirements. Nodes are
+The operator and the test cluster's control plane are real; docs/testing-cluster.md lists the requirements. Nodes are
 fake, and this process plays the workers of all jobs over real control channels with real tokens. They train nothing,
 but send a worker's messages: two heartbeats per second each, and a step per second for each job. At rest the operator
 sends the API server two kinds of requests: each job's progress, and every 10 s its Lease's renewal.

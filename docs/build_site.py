@@ -1,7 +1,7 @@
 """Build the documentation site from the Markdown files of the repository.
 
-`python docs/build_site.py FOLDER` writes it to FOLDER. The pages are those of docs/, in the order of mkdocs.yml. Files
-outside docs/ that a page links to become pages, too: Markdown as it is, source files as a block of code, folders as a
+`python docs/build_site.py FOLDER` writes it to FOLDER. The pages are those of docs/, in the order of mkdocs.yml. A
+linked file outside docs/ becomes a page, too: Markdown as it is, source files as a block of code, folders as a
 list of their files. So the site needs no address of a repository, and it loads nothing from another host. The generated
 references are complete on the site; the committed pages are short.
 """

@@ -1,4 +1,4 @@
-"""The layout of the repository: each package's purpose, tests beside what they test, unique class names."""
+"""The layout of the repository: each package's purpose, tests named after modules, unique class names, formatting."""
 
 import ast
 import re
