@@ -1,4 +1,4 @@
-"""The simulator of `bench/published.py`, compared with the published program and with rules worked out by hand."""
+"""`nsdi2023.simulator`, compared with the published program and its means, and what it refuses."""
 
 import csv
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""A BambooJob's status: conditions, counters that never fall, progress, and when it is worth a write."""
+"""A BambooJob's conditions: what they follow from, and what they say of grids, queues and restarts."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""A job that has spent its budget."""
+"""A job's budget: suspension once it is spent, and warnings when it will not suffice."""
 
 from decimal import Decimal
 

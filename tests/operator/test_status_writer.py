@@ -1,4 +1,4 @@
-"""Writes of a job's status whose answers are lost."""
+"""Writes of a job's status whose answers are lost, and what a former operator's status tells."""
 
 from collections.abc import Mapping
 from dataclasses import replace

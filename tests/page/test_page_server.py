@@ -1,4 +1,4 @@
-"""The job page over HTTP, from the real servers: access, headers, and what strangers can cause."""
+"""The job page over HTTP, from the real servers: access, headers, and what strangers can cause; its contrasts."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The statements of docs/models.md and docs/tutorial.md about models, pods and trained weights are true."""
+"""Statements of docs/models.md and docs/tutorial.md on models, pods and weights are true; python-api.md is current."""
 
 import re
 import runpy

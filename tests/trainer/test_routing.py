@@ -1,4 +1,4 @@
-"""Routing of frames: the message log, the plan in force, and each frame's receivers."""
+"""Routing of frames: the message log, the plan that waits, copies before sending, and frames sent again."""
 
 from collections import deque
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""A stage's computations against plain PyTorch: repeated work, evaluation, and what a layer may not do."""
+"""A stage's training compared with plain PyTorch, and evaluation: metrics, early stops, and the best state."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Weighted losses, losses that layers add, and metrics, as in one process and equal on any grid."""
+"""Weighted losses, losses that layers add, and metrics, as in one process, on any split into stages."""
 
 from typing import Any
 
