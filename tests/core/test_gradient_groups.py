@@ -62,11 +62,10 @@ def test_pipelines_share_a_step_in_whole_groups(drawn: tuple[int, int, int]) -> 
 
 
 @given(st.integers(1, 10_000))
-def test_by_default_there_are_up_to_16_groups_of_equal_size(microbatches: int) -> None:
+def test_by_default_each_microbatch_is_a_group_up_to_32(microbatches: int) -> None:
     groups = TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1).groups
-    bounds = group_bounds(microbatches, groups)
-    sizes = {end - first for first, end in pairwise(bounds)}
-    assert min(8, microbatches) <= groups <= 16
+    assert groups == min(microbatches, 32)
+    sizes = {end - first for first, end in pairwise(group_bounds(microbatches, groups))}
     assert max(sizes) - min(sizes) <= 1
 
 

@@ -137,7 +137,7 @@ def _groups_are_of_microbatches(t: TrainingSpec) -> bool:
 @rule(
     JobSpec,
     "topology.pipelines",
-    f"expected at most spec.training.gradientGroups (by default up to {DEFAULT_GROUPS} equal ones)",
+    f"expected at most spec.training.gradientGroups (by default at most {DEFAULT_GROUPS})",
 )
 def _pipelines_have_microbatches(job: JobSpec) -> bool:
     return (

@@ -12,7 +12,7 @@ from bamboo_core.job.text_patterns import DNS_LABEL, METRIC
 from bamboo_core.text import count
 
 UNKNOWN_STEPS = 2**31  # more than any job has
-DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
+DEFAULT_GROUPS = 32  # of gradients, at most; twice as many take one more buffer of the size of a stage's gradient
 
 
 class Precision(StrEnum):
@@ -126,7 +126,7 @@ class TrainingSpec:
     gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
     """The number of groups of consecutive microbatches in which gradients are summed; the bits depend on it. Pipelines
     cannot be more than groups. A pipeline with n groups needs log2(n) more buffers of the size of a stage's gradient.
-    By default up to 16 groups of nearly equal size.
+    By default one for each microbatch, at most 32.
     """
     deterministic: Annotated[bool, Mark.NO_NUMBERS] = True
     """Repeated work gives the same bits, and copies are compared. False lets kernels add in any order, and compares
@@ -179,15 +179,8 @@ class TrainingSpec:
         return (
             self.gradient_groups
             if self.gradient_groups is not None
-            else (self.microbatches + self.usual_group - 1) // self.usual_group
+            else (self.microbatches if self.microbatches <= DEFAULT_GROUPS else DEFAULT_GROUPS)
         )
-
-    @property
-    def usual_group(self) -> int:
-        """Return the most microbatches in a group, if the manifest does not set the number of groups. Groups are nearly
-        equal (`group_bounds`).
-        """
-        return (self.microbatches + DEFAULT_GROUPS - 1) // DEFAULT_GROUPS
 
 
 def _steps(amount: int, per_step: int) -> int:
