@@ -39,6 +39,24 @@ def test_what_cannot_be_written_to_the_end_changes_nothing(before: bytes | None,
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "output"
+    path.mkdir()
+    (path / "part").write_bytes(b"before")
+    rename = os.rename
+
+    def refused(source: Path, target: Path) -> None:
+        if str(source).endswith(".partial"):
+            raise OSError("refused")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refused)
+    with pytest.raises(OSError, match="refused"), whole_folder(path) as made:
+        (made / "part").write_bytes(b"whole")
+    assert {one.name for one in tmp_path.iterdir()} == {"output"}
+    assert (path / "part").read_bytes() == b"before"
+
+
 def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
     link, pipe = tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(tmp_path / "file")

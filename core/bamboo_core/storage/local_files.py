@@ -66,6 +66,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
         if os.path.lexists(target):
             os.rename(target, old)
         os.rename(partial, target)
+    except BaseException:
+        if os.path.lexists(old):
+            os.rename(old, target)
+        raise
     finally:
         for left in (partial, old):
             if left.is_dir() and not left.is_symlink():
