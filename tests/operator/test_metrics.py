@@ -68,6 +68,13 @@ def test_a_suspended_job_has_no_workers_and_costs_nothing_now() -> None:
     assert values(page, catalog.JOB_COST_PER_HOUR) == {(): 0}
 
 
+def test_a_job_that_is_being_deleted_is_terminating() -> None:
+    page = MetricsPage()
+    facts = StatusFacts(now=NOW, generation=1, spec=job(), deleted=True)
+    state = job_page(page, look(facts=facts), JobMeter(OperatorCounts()))
+    assert values(page, catalog.JOB_STATE)[(state,)] == 1
+
+
 def test_a_job_that_cannot_be_read_is_told_all_the_same() -> None:
     page = MetricsPage()
     facts = StatusFacts(now=NOW, generation=1, spec=None, problems=("spec.task: is missing",))

@@ -12,6 +12,7 @@ STATES = (
     "Restoring",
     "Suspended",
     "Invalid",
+    "Terminating",
     "Complete",
     "Failed",
 )
@@ -129,7 +130,7 @@ JOB_TAKEOVER_PASSES = _job(
 JOB_CHECKPOINT_STEP = _job(
     "checkpoint_step", "Step of the newest checkpoint; without one, the step that the job began with."
 )
-JOB_CHECKPOINT_EVERY = _job("checkpoint_every_steps", "Steps between checkpoints, as the manifest says.")
+JOB_CHECKPOINT_EVERY = _job("checkpoint_every_steps", "Steps between checkpoints, from the manifest or computed.")
 JOB_CHECKPOINT_AGE = _job(
     "checkpoint_age_seconds", "Time since the newest checkpoint was complete; absent if there is none."
 )
