@@ -126,6 +126,10 @@ async def test_a_signal_reaches_a_worker_that_is_being_started(pool: Any) -> Non
     start(pool, "w0", LONG)
     pool.signal("w0", signal.SIGTERM)
     assert await asyncio.wait_for(exits.get(), SECONDS) == ("w0", -signal.SIGTERM)
+    start(pool, "w1", LONG)
+    pool.signal("w1", signal.SIGKILL)
+    pool.signal("w1", signal.SIGTERM)
+    assert await asyncio.wait_for(exits.get(), SECONDS) == ("w1", -signal.SIGKILL)
 
 
 async def test_a_call_returns_its_value_or_its_error(pool: Any) -> None:

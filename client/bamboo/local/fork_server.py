@@ -159,11 +159,12 @@ class ForkServer:
         self.signal(worker, signal.SIGUSR1)
 
     def signal(self, worker: WorkerId, number: int) -> None:
-        """Send a signal to a worker, if it lives; a starting one gets the last signal once its process exists."""
+        """Send a signal to a worker, if it lives; a starting one gets the last signal, or SIGKILL, once it exists."""
         if worker not in self._pids:
             return
         if (pid := self._pids[worker]) is None:
-            self._early[worker] = number
+            if self._early.get(worker) != signal.SIGKILL:
+                self._early[worker] = number
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
