@@ -1,5 +1,6 @@
 """The simulated world of candidates: nodes, prices, and the input of a run."""
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -35,6 +36,8 @@ def test_made_up_nodes_are_present_for_the_share_of_time_that_they_last() -> Non
     assert sum(share * nodes for share, nodes in found) == pytest.approx(100 * 0.9 / 1.4, rel=0.01)
     calm = replace(MADE_UP, generation=Generation(nodes=4, removal=0.0, addition=0.9))
     assert calm.availability(7, 1.0) == ((1.0, 7),)
+    gone = replace(MADE_UP, generation=Generation(nodes=4, removal=0.5, addition=0.0)).availability(100, 2.0)
+    assert sum(share * nodes for share, nodes in gone) == pytest.approx(100 * (1 - math.exp(-1)), rel=0.01)
     short = MADE_UP.availability(100, 0.2)
     assert sum(share * nodes for share, nodes in short) > 95, "all of them are there at the beginning"
 

@@ -67,12 +67,12 @@ class Market:
         """Return pairs of (share of the job's time, available nodes) for a job that wants `workers` nodes.
 
         hours: the job's duration. All generated nodes are available at the beginning; the share of missing ones grows
-        towards a limit, or stays 0 if the rate of removals or of additions is 0.
+        towards a limit, or stays 0 if none are removed.
         """
         if self.recording is not None:
             return tuple((share, min(workers, nodes)) for share, nodes in self._nodes_recorded)
         lost, back = (self.generation.removal, self.generation.addition) if self.generation else (0.0, 1.0)
-        if not lost or not back:
+        if not lost:
             return ((1.0, workers),)
         times = (back + lost) * hours  # hours, in units of that growth's time constant
         missing = lost / (back + lost) * (1 + math.expm1(-times) / times)
