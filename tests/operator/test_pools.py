@@ -6,6 +6,7 @@ import pytest
 
 from bamboo_core.job.placement_spec import MANY, Capacity, NodePool, next_prices
 from bamboo_operator.pods.pools import (
+    are_full,
     choose_pool,
     cost_of,
     fallback_pool,
@@ -83,6 +84,13 @@ def test_what_more_workers_cost(pools, counts, prices):
 def test_a_pod_without_a_node_moves_on(current, waited, counts, target):
     found = fallback_pool([SPOT, FALLBACK, LAST], current, 1000.0 + waited, 1000.0, counts)
     assert (found.name if found else None) == target
+
+
+def test_pools_are_full_only_if_none_has_room():
+    assert choose_pool([SPOT, FALLBACK], 0.0, 0.0, {"spot": 8}) is None, "the fallback pool waits for its turn"
+    assert not are_full([SPOT, FALLBACK], {"spot": 8})
+    assert are_full([SPOT], {"spot": 8})
+    assert not are_full([], {})
 
 
 def test_a_full_earlier_pool_is_no_reason_to_move():

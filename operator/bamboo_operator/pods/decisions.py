@@ -109,7 +109,7 @@ def create(view: PodsView) -> Iterator[Action]:
     """
     if view.adding and view.wanted.surplus:
         yield from withdraw(view)
-    elif view.may_create and not view.pools_full:
+    elif view.may_create and (view.next_pool or not view.spec.node_pools):
         yield Create(view.next_pool)
 
 

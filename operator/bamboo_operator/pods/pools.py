@@ -29,6 +29,11 @@ def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: C
     return chosen
 
 
+def are_full(pools: Pools, counts: Counts) -> bool:
+    """Return whether all of the job's pools have as many workers as they may; False if it has no pools."""
+    return bool(pools) and not any(_has_room(pool, counts) for pool in pools)
+
+
 def fallback_pool(pools: Pools, current: str, now: float, waiting_since: float, counts: Counts) -> NodePool | None:
     """Return the later pool for a pod that finds no node in its current one; None if it should go on waiting.
 

@@ -21,7 +21,7 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
-from bamboo_operator.pods.pools import choose_pool
+from bamboo_operator.pods.pools import are_full, choose_pool
 from bamboo_operator.pods.queueing import HeldQuota, QueueRequest, next_request
 from bamboo_operator.pods.rollout import RolloutStep
 from bamboo_operator.pods.starting import StartBackoff, StartupProblem, gates_of
@@ -215,4 +215,5 @@ class PodsView:
 
     @property
     def pools_full(self) -> bool:
-        return self.may_create and bool(self.spec.node_pools) and self.next_pool is None
+        """Whether a pod is missing only because every pool is at its maxWorkers."""
+        return self.may_create and are_full(self.spec.node_pools, self.by_pool)
