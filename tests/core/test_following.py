@@ -81,9 +81,7 @@ def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
     found = run(one, trace, told=told).figures
     rates, ran = GridRates(one.profile.figures, one.spec), iter(grids(told))
     settled = [name(rates.best(count).grid) for count in (6, 4, 6)]
-    assert all(grid in ran for grid in settled), (
-        "in that order; others keep what is left of a larger grid"
-    )
+    assert all(grid in ran for grid in settled), "in that order; others keep what is left of a larger grid"
     assert found.steps > 0.98 * ideal(one, trace)
     assert (found.restores, found.fatal) == (0, 0)
 
