@@ -60,9 +60,7 @@ def test_how_far_a_rollout_is() -> None:
 def test_the_states_are_those_of_the_status() -> None:
     names = ("Failed", "Complete", "Accepted", "Suspended", "Restoring", "Degraded", "Running")
     shown = {
-        displayed_state(
-            {name: ConditionResult(holds, reason, "") for name, holds in zip(names, flags, strict=True)}
-        )
+        displayed_state({name: ConditionResult(holds, reason, "") for name, holds in zip(names, flags, strict=True)})
         for flags in product((True, False), repeat=len(names))
         for reason in ("Training", "JobDeleted")
     }
