@@ -47,7 +47,6 @@ DETECTION: Final = 0.1  # seconds until a loss is known
 STEPS: Final = 10_000_000
 UPDATE_BYTES: Final = 600e9  # bytes per second of the device's memory, which bounds an update of AdamW
 SCALINGS: Final = 4  # approximations to the measured speed
-GROUPS: Final = 32  # of microbatches: divides as evenly among three pipelines as among four
 Cell = dict[str, Any]
 
 
@@ -196,7 +195,6 @@ def manifest(shape: Shape) -> dict[str, Any]:
                 "steps": STEPS,
                 "globalBatchSize": shape.batch,
                 "microBatchSize": shape.samples,
-                "gradientGroups": GROUPS,
             },
             "topology": {"schedule": "1F1B"},
             "elastic": {"maxWorkers": NODES},
