@@ -78,7 +78,7 @@ def heed_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, An
 
 
 async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
-    """Run the operator until `stop` is set.
+    """Run the operator until `stop` is set, a signal comes, or the CRD of BambooJobs is gone.
 
     Raises OSError if an address is not available, LeaseLost if another operator works now, and ConfigError.
     """

@@ -1,4 +1,4 @@
-"""kopf's settings, and the handlers of its watch events and indices."""
+"""kopf's settings, the handlers of its watch events and indices, and a filter for its log."""
 
 import logging
 from typing import Any
@@ -15,7 +15,7 @@ JOBS, OURS = (GROUP, VERSION, PLURAL), {LABEL_JOB_NAME: kopf.PRESENT}
 
 
 def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.OperatorRegistry:
-    """Return the operator's kopf handlers. kopf completes the indices before it calls any other handler."""
+    """Return the operator's kopf handlers. kopf completes the indices before it calls a handler of watch events."""
     handlers, cluster = kopf.OperatorRegistry(), shared.cluster
 
     @kopf.on.startup(registry=handlers)

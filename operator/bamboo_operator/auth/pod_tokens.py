@@ -26,7 +26,7 @@ REVIEWS_WAITING = 512  # callers; more are asked to retry
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """The pod that a token is bound to."""
+    """The pod that a token names, verified or not."""
 
     namespace: str
     pod: str

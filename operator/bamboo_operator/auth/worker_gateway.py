@@ -1,4 +1,4 @@
-"""The port to which workers connect, one for all jobs with one path for each job, and its serving certificate."""
+"""The port to which the workers of all jobs connect, with a path for each job, and its serving certificate."""
 
 import asyncio
 import logging
@@ -100,7 +100,7 @@ class WorkerGateway:
 
     @property
     def connected(self) -> int:
-        """The number of connected workers."""
+        """The number of workers connected to the channels of open paths."""
         return sum(len(channels.connected) for channels in tuple(self._open.values()))
 
     def counting_refusals(self, authenticate: Authenticate) -> Authenticate:

@@ -131,7 +131,7 @@ class ClusterIndices:
         return {pod["metadata"]["uid"]: partial(self.forget_pod, pod) for pod in self._values(PODS)}
 
     def known_nodes(self) -> Known:
-        """Return the known nodes by UID and by name, each with the function that forgets it.
+        """Return the known nodes by UID and by name, each with the function to call when the node is gone.
 
         The names include nodes that were deleted before this operator began, which only their pods still name.
         """

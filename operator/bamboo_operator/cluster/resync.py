@@ -1,6 +1,6 @@
 """Resync: a periodic listing of the watched objects, which finds deletions that kopf's watches have missed.
 
-It also detects broken watches: kopf must show every listed object within LATE_SECONDS.
+It also detects broken watches: kopf must show every listed pod and node within LATE_SECONDS.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Known = Mapping[str, Callable[[], None]]  # by UID (of nodes also by name): the 
 class Watched:
     """A kind of object that kopf watches.
 
-    known: returns the cached objects. listed: returns all existing UIDs. shown: kopf must show all existing objects.
+    known: returns the cached objects. listed: returns the `Known` keys of all objects. shown: kopf must show them all.
     """
 
     name: str

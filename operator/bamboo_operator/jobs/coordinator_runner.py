@@ -63,9 +63,9 @@ URGENT = ("Takeover", "PlannedTakeover")  # reasons of plans that replace a work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """One training of a job, from its start or its takeover from another operator until it ends or is suspended.
+    """One training of a job, from its start, or from an earlier coordinator's end, until it ends or is suspended.
 
-    resumed: workers may train already, for an earlier operator. known_lost: workers whose loss was handled before, or
+    resumed: workers may train already, for that coordinator. known_lost: workers whose loss was handled before, or
     whose pods are being deleted. counted: workers that must not count as preempted again: their notice was counted, or
     they were told to leave. earlier: progress before this training.
     """

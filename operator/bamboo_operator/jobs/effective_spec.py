@@ -40,8 +40,8 @@ MOST_PROBLEMS = 20
 class FollowedSpec:
     """The spec that the workers follow.
 
-    spec: the spec in force. problems: why the newest manifest is invalid. refused: a sentence about edits that are not
-    followed.
+    spec: the spec in force. problems: why the newest manifest, or its merge with the accepted one, is invalid. refused:
+    a sentence about edits that are not followed.
     """
 
     spec: JobSpec
@@ -205,7 +205,7 @@ class EffectiveSpec:
 
     body: the BambooJob. written: its status. spec: the spec in force; None if there never was a valid one. generation:
     the newest manifest's generation. problems: that manifest's errors. refused: its changes that a running job does not
-    follow. warnings: its fields without effect. surprises: settings that may not be intended.
+    follow. warnings: about its templates' ignored fields and hostNetwork. surprises: settings that may not be intended.
     """
 
     def __init__(

@@ -27,14 +27,14 @@ class OperatorCounts:
 
 
 class JobMeter:
-    """One job's counts since this process first saw the job, from 0. The job's status holds those of earlier processes.
+    """One job's counts since its reconciler was created, from 0. The job's status holds those of earlier reconcilers.
 
     A counter that continued from the status would fall at each restart of the operator, because the status is up to 15
     s old; Prometheus would then count everything again. Costs are counted elsewhere (`jobs/cost_counter`): their
     counters show the written status.
 
     useful, paid: worker-seconds. samples: number in committed steps. signals: losses and notices by source. committed:
-    time of the last commit, in seconds since 1970.
+    time of the last commit, or of a later start of a coordinator, in seconds since 1970.
     """
 
     def __init__(self, counts: OperatorCounts) -> None:

@@ -247,7 +247,7 @@ class JobReconciler:
     # training
 
     async def _train(self, spec: JobSpec) -> None:
-        """Reconcile until the job is over or suspended, and its workers have exited or had the time to."""
+        """Reconcile until the job is over or suspended, and its workers have exited or have had time to exit."""
         runner, controller = self._begin(spec)
         self.runner, self._controller, self._follows_edits = runner, controller, True
         self._tell_prices()  # before the coordinator asks for workers
@@ -353,8 +353,8 @@ class JobReconciler:
     async def _reconcile_with_status(self, runner: CoordinatorRunner, controller: PodController) -> tuple[bool, bool]:
         """Reconcile the pods and post events; return whether each succeeded.
 
-        The status is kept up to date meanwhile: with many busy jobs and a slow API server, the wait for a turn and the
-        turn itself may take minutes.
+        Meanwhile, the status is kept up to date, during the turn for LONGEST_SECONDS at most: with many busy jobs and a
+        slow API server, the wait for a turn and the turn itself may take minutes.
         """
         self._began = math.inf
         working = asyncio.create_task(self._reconcile(runner, controller), name=f"reconcile {self.key}")

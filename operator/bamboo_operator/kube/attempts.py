@@ -1,4 +1,4 @@
-"""A job's calls to the API server, with retries: failures are logged, refusals become events."""
+"""Calls to the API server for a job or the operator's pod: retried or tried once (refusals then become events)."""
 
 import asyncio
 import logging
@@ -38,8 +38,8 @@ GONE = (404, 409)  # the object is gone, or another one has its name
 
 
 class ApiAttempts:
-    """The API calls of one job, with retries and logs. last_progress: time.monotonic() of the newest call or heartbeat;
-    long ago if the job is stuck.
+    """The API calls for one job, or for the operator's own pod, with retries and logs. last_progress: time.monotonic()
+    of the newest call or heartbeat; long ago if the job is stuck.
     """
 
     def __init__(self, key: JobKey) -> None:
@@ -66,7 +66,7 @@ class ApiAttempts:
     async def once(self, what: str, act: Awaitable[None], record: Callable[[Emit], None]) -> bool:
         """Await a call, and return whether it succeeded. A RemoteError is logged, since it must not stop other work.
 
-        A refusal (403, 422) is also recorded as an event, once, even if the job trains again later.
+        A refusal (403, 422), except of a pod, is also recorded as an event, once, even if the job trains again later.
         """
         self.heartbeat()
         try:

@@ -111,7 +111,7 @@ class ObservedLease:
 
 
 class HolderPod(StrEnum):
-    """The state of the pod that has the name of the Lease's holder."""
+    """The state of the pod that has the name of a present or earlier holder of the Lease."""
 
     LIVES = "Lives"
     LEAVES = "Leaves"  # it is being deleted; its processes may still live
@@ -193,7 +193,7 @@ def released(lease: Object) -> Object:
 
 
 class Lease:
-    """The operator's hold on its Lease. place: the Lease's name. me: this operator's identity, the name of its pod.
+    """The operator's hold on its Lease. place: the Lease's name. me: its identity, in a cluster the pod's name.
 
     Call acquire() first, then run keep() alongside settle() and the work.
     """

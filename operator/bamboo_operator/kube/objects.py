@@ -17,7 +17,7 @@ class JobIdentity(NamedTuple):
 
 
 def owner_uid(pod: Mapping[str, Any]) -> str | None:
-    """Return the UID of the pod's BambooJob, even after its deletion with --cascade=orphan; None for other pods."""
+    """Return the UID of the pod's BambooJob, even if the job was deleted with --cascade=orphan; None for other pods."""
     metadata = pod.get("metadata") or {}
     if not (owners := metadata.get("ownerReferences")):
         return (metadata.get("labels") or {}).get(LABEL_JOB_UID)

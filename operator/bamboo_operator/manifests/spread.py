@@ -1,8 +1,8 @@
 """The spread of a job's pods over zones and nodes, as constraints for the scheduler. Pure.
 
 A pod's pipeline is not known in advance: the coordinator assigns the workers of a zone to a pipeline when they have
-joined. So ZonePerPipeline creates pods in as many groups as there are pipelines, and keeps each group in one zone. If
-the coordinator chooses the grid, `pod_spread` uses Interleave instead.
+joined. So ZonePerPipeline creates pods in as many groups as there may be pipelines, and keeps each group in one zone.
+If the coordinator chooses the stages and may use several pipelines, `pod_spread` uses Interleave instead.
 """
 
 from collections import Counter
@@ -38,8 +38,8 @@ def spread(job: JobSpec, uid: str, group: int) -> Json:
 
     Pods prefer different nodes. With room for several workers per node (workersPerNode) they prefer shared nodes
     instead, but never exceed that room: a pod waits instead. Interleave also prefers different zones. The other
-    policies require a pod to be in the zone of its group, chosen by the group's first pod, since traffic across zones
-    may cost more than the node; a pod waits if that zone has no more nodes.
+    policies require a pod to be in the zone of the first pod of its group (with SingleZone, of the job), since traffic
+    across zones may cost more than the node; a pod waits if that zone has no more nodes.
     """
     room = job.spread.workers_per_node
     of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}

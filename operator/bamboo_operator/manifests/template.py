@@ -41,7 +41,7 @@ class ReadTemplate:
 
 
 def read_templates(job: JobSpec, pools: Iterable[NodePool]) -> list[ReadTemplate]:
-    """Return `worker.template` and these pools' templates, without malformed fields and fields that the operator sets.
+    """Return `worker.template` and these pools' templates, without malformed, unknown and operator-set fields.
 
     The API server checks the rest.
     """
@@ -82,7 +82,7 @@ def _own_label(job: JobSpec) -> Callable[[str], bool]:
 
 
 def _over_token(mount: Mapping[str, Any]) -> bool:
-    """Return whether a mount is at the token's path or hides it."""
+    """Return whether a mount uses the token's volume, or is at, above or below the token's folder."""
     path = str(mount.get("mountPath", "")).rstrip("/") + "/"
     return mount.get("name") == TOKEN_VOLUME or f"{TOKEN_FOLDER}/".startswith(path) or path.startswith(TOKEN_FOLDER)
 
@@ -100,7 +100,7 @@ def _selectors(job: JobSpec, spec: Mapping[str, Any], path: str, pools: Sequence
 
 @dataclass(slots=True)
 class _Refusal:
-    """A filter that removes fields that the operator sets itself, and notes a problem for each."""
+    """A filter that removes a template's fields by name, as unknown or set by the operator, and notes each problem."""
 
     problems: list[str]
 
@@ -123,7 +123,7 @@ class _Refusal:
 
 
 def _well_formed(values: dict[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
-    """Return a copy without the fields that the operator reads and that have the wrong type; add a problem for each."""
+    """Return a deep copy without malformed fields, among those that the operator reads; add a problem for each."""
     kept: dict[str, Any] = {}
     for key, value in values.items():
         inner, wrong = f"{path}.{key}", None

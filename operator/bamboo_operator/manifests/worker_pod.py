@@ -103,7 +103,7 @@ def worker_revision(job: JobSpec, uid: str, pool: NodePool | None, settings: Wor
 def _rendered(
     job: JobSpec, uid: str, which: tuple[int, int], pool: NodePool | None, settings: WorkerPodSettings
 ) -> Json:
-    """Return the pod of a worker. which: its number and its group."""
+    """Return the pod of a worker, without its revision label. which: the worker's number and group."""
     number, group = which
     name, where = worker_name(job.name, number), placement(job, pool)
     rendered = {
@@ -237,7 +237,7 @@ def _own_env(name: WorkerId, spec: Json, settings: WorkerPodSettings) -> list[Js
 
 
 def _own(spec: Json, env: list[Json]) -> None:
-    """Add to a pod's spec, in place, the fields that only the operator sets; they were removed from the template."""
+    """Add to a pod's spec, in place, the port for metrics and the fields that only the operator sets, such as `env`."""
     token = {"audience": names.TOKEN_AUDIENCE, "expirationSeconds": names.TOKEN_SECONDS, "path": "token"}
     volume = {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
     mount = {"name": TOKEN_VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}

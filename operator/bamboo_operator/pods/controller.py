@@ -152,8 +152,8 @@ class PodController:
             raise failed
 
     async def end(self) -> None:
-        """Remove the disruption budget of a job that has stopped training; its pods are deleted elsewhere. Raises
-        RemoteError.
+        """Clear `problems` and remove the disruption budget of a job that has stopped training; its pods are deleted
+        elsewhere. Raises RemoteError.
         """
         self.problems = ()
         if self._budget is not None:

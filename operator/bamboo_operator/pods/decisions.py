@@ -114,8 +114,8 @@ def create(view: PodsView) -> Iterator[Action]:
 
 
 def delete_ended(view: PodsView) -> Iterator[Action]:
-    """Delete the pods that have ended, except the last failed ones, and pods of workers that were asked to stop and did
-    not.
+    """Delete the pods of workers that did not stop when asked to, and the pods that have ended, except the last
+    KEPT_CRASHES failed ones.
     """
     pods = view.pods
     ended = {name: found for name, pod in pods.items() if (found := worker_exit(pod)) is not None}
@@ -142,8 +142,8 @@ def replace_unjoined(view: PodsView) -> Iterator[Action]:
 
 
 def move_to_fallback(view: PodsView) -> Iterator[Action]:
-    """Delete one pod that has waited too long for a node. The coordinator then requests another worker, which goes to a
-    later pool.
+    """Delete one pod that has waited too long for a node, if a later pool may take its place: the coordinator then
+    requests another worker, which goes there.
     """
     if view.waiting_since is None:
         return

@@ -81,8 +81,8 @@ class DisruptionBudgetWriter:
         evictions.
 
         workers: the numbers of the living workers that have joined. Raises RemoteError, except for a refusal (REFUSED),
-        which is reported once and tried again every RETRY_SECONDS. While a restarted coordinator does not know which
-        workers hold replicas, the budget stays as it is.
+        which is reported once and tried again every RETRY_SECONDS. While no worker has joined, or a restarted
+        coordinator does not know which workers hold replicas, the budget stays as it is.
         """
         if status.phase == "Recovering":
             return

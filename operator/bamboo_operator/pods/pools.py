@@ -15,8 +15,8 @@ Counts = Mapping[str, int]  # pods by the name of their pool
 def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: Counts) -> NodePool | None:
     """Return the pool of the next pod; None if no pool has room or may take it yet, or if the job has no pools.
 
-    This is the first pool with room. A pool with `after_seconds` replaces that choice once workers have waited that
-    long, because then the pools before it do not deliver. waiting_since: since when the longest-missing worker is
+    This is the last pool with room whose `after_seconds` have passed, because then the pools before it do not deliver;
+    else the first pool with room and no `after_seconds`. waiting_since: since when the longest-missing worker is
     missing, over all pods that were created for it; None if no worker waits.
     """
     waited = 0.0 if waiting_since is None else now - waiting_since
@@ -55,9 +55,9 @@ def pool_to_probe(pools: Pools, counts: Counts, waiting: Counts) -> NodePool | N
     """Return the pool in which to request a probe: one worker more than needed, so that a fallback pool's worker can be
     given back. None if no probe should be made.
 
-    The pool is the first one with room before the last `after_seconds` pool that has workers. Only a request shows
-    whether a pool has nodes again. waiting: pods without a node, by pool. While any of them waits in an earlier pool,
-    there is no probe.
+    This is the first pool with room and no `after_seconds` before the last fallback pool that has workers. Only a
+    request shows whether a pool has nodes again. waiting: pods without a node, by pool. While any of them waits in an
+    earlier pool, there is no probe.
     """
     last = max((i for i, pool in enumerate(pools) if pool.after_seconds and counts.get(pool.name)), default=0)
     earlier = pools[:last]

@@ -100,8 +100,8 @@ class StartBackoff:
 
 
 def failed_start(pod: Mapping[str, Any]) -> str | None:
-    """Return how a worker that has not joined failed by itself, or why its node refused it; None if it did not fail, or
-    was disrupted.
+    """Return how a worker that has not joined ended by itself, with any exit code, or why its node refused it; None if
+    it has not ended, was disrupted or is being deleted.
     """
     end, reason = worker_exit(pod), (pod.get("status") or {}).get("reason")
     return None if end is None or is_deleted(pod) or reason in DISRUPTIONS else end[1]
@@ -324,7 +324,7 @@ def seconds_unjoined(
 ) -> dict[WorkerId, float]:
     """Return, for each worker that runs and has not joined, the seconds that its container has run.
 
-    since: when the operator began to listen; earlier seconds do not count.
+    since: when the operator began to listen, or its coordinator had recovered; earlier seconds do not count.
     """
     began = {name: _running_since(pod) for name, pod in pods.items() if name not in joined}
     return {name: (now - max(at, since)).total_seconds() for name, at in began.items() if at is not None}

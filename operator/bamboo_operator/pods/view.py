@@ -87,7 +87,7 @@ class JobPods:
             self._cluster.forget_pod(pod)
 
     def deleted(self, *, lately: bool = False) -> frozenset[WorkerId]:
-        """Return the workers whose pods this operator has deleted and which still exist.
+        """Return the workers whose pods were deleted by this operator but still exist.
 
         lately: only recent deletions, which the watch may not show yet.
         """

@@ -113,7 +113,7 @@ def _pipelines(given: RuleInput, previous: BambooJobStatus) -> PipelineCounts:
 
 
 def _desired_pipelines(given: RuleInput, previous: BambooJobStatus) -> int:
-    """Return the desired number of pipelines: the spec's; if it is chosen, the grid's, or before a grid the maximum."""
+    """Return the desired number of pipelines: the spec's, else the grid's or written one, else the maximum."""
     spec, status = given.facts.spec, given.status
     assert spec is not None
     if not spec.topology.chooses_pipelines:

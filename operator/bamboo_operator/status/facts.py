@@ -26,13 +26,13 @@ class StatusFacts:
     problems: tuple[str, ...] = ()  # errors of the newest manifest
     refused: str = ""  # changes of the manifest that a running job does not follow
     deleted: bool = False  # the job is being deleted, and its workers stop
-    unattended: bool = False  # the job's workers train without an operator
-    warnings: tuple[str, ...] = ()  # the manifest's fields without effect
+    unattended: bool = False  # the job's workers train without a coordinator, since the newest manifest is invalid
+    warnings: tuple[str, ...] = ()  # about the templates' ignored fields and hostNetwork
     surprises: tuple[str, ...] = ()  # settings that may not be intended
     # the status before the present coordinator; its counts are added to the coordinator's
     earlier: BambooJobStatus = field(default_factory=BambooJobStatus)
     pods: Mapping[str, int] = field(default_factory=dict)  # number of living pods by pool
-    paid: Mapping[str, int] | None = None  # number of pods with a node by pool; None for all
+    paid: Mapping[str, int] | None = None  # number of pods with a node by pool; None: not counted yet, `pods` holds
     startup_problems: tuple[StartupProblem, ...] = ()  # why some workers do not start
     cost: Decimal = Decimal(0)  # counted by all operators
     counted_until: datetime | None = None  # time up to which cost is counted; None if it never was
