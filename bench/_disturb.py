@@ -88,7 +88,7 @@ class Taker:
             asyncio.get_running_loop().call_later(moment * self._step_seconds(), self._strike)
 
     def _is_open(self, d: Disturbance) -> bool:
-        """Return whether a loss is not healed yet: its cell has no new owner, or the step that began anew no commit."""
+        """Return whether a loss is not healed: no takeover is reported, or no step is committed after the one anew."""
         return len(self.job.committed) <= d.step + 1 if d.anew else d.reported is None
 
     def _settled(self) -> bool:
@@ -153,7 +153,7 @@ class Taker:
 
 
 async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: int) -> dict[str, Any]:
-    """Take `count` workers from a job, one after the other, and return each takeover's figures in milliseconds."""
+    """Take `count` workers from a job, one by one; return each takeover's figures and the cores of other processes."""
     job = Job(place, document, main="_recorder:record")
     taker = Taker(job, count, notice, random.Random(seed))
     job.look = taker.look
@@ -236,7 +236,7 @@ def _idle(cell: Cell, step: int, done: list[Done]) -> float:
 
 
 def _steps(d: Disturbance, committed: dict[int, float], at: float) -> dict[str, float]:
-    """Return the extra time of the affected step, which is the first one committed after `at`, and of the next step."""
+    """Compare the affected step, which is the first one committed after `at`, and the next step with calm ones."""
     k = min(step for step, time in committed.items() if time > at)
     affected, after = committed[k] - committed[k - 1], committed[k + 1] - committed[k]
     return {

@@ -116,8 +116,8 @@ class Fleet:
         return token
 
     async def _write(self, pod: Json, phase: str, state: Json, address: str) -> None:
-        """Write the pod's status. state: its container's, with `$patch: replace` unless it is the first one, which the
-        API server would drop.
+        """Write the pod's status. state: its container's, with `$patch: replace` except in the first write, from which
+        the API server would drop such a state.
         """
         running = str(phase == "Running")
         container = {

@@ -55,7 +55,7 @@ class TorchSchedule(StrEnum):
 def run(manifest: dict[str, Any], rank: int, folder: str, schedule: str) -> Any:
     """Train one rank and return its figures.
 
-    These are the losses (on the last stage's rank), the ends of the steps, the CPU time until then, the squared norms
+    These are the losses (on the last stage's rank), the ends of the steps, the CPU time until each, the squared norms
     of this rank's gradients (of the first steps, or of all with clipping), and the most microbatches whose activations
     it keeps, in units of all its layers. folder: shared by all ranks, for their rendezvous.
     """
@@ -128,8 +128,8 @@ def built(manifest: dict[str, Any], rank: int, schedule: TorchSchedule) -> Rank:
 
 
 def train_step(mine: Rank, step: int) -> list[float]:
-    """Train one step, and return the loss if this rank has the last stage. Samples are drawn as in Bamboo, for each
-    microbatch, on ranks that need them.
+    """Run one step's forwards and backwards; return [loss] if this rank has the last stage, else []. Samples are drawn
+    as in Bamboo, for each microbatch, on ranks that need them.
     """
     arguments: list[Tensor] = []
     options: dict[str, Any] = {}

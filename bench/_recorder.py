@@ -1,5 +1,5 @@
-"""A worker that records each instruction at once, so that nothing is lost when it is killed. It writes lines of
-name, pipeline, stage, step, microbatch, start and end (the machine's monotonic clock).
+"""Recorders in a worker: of each instruction at once, so that nothing is lost if the worker is killed, in lines of
+name, pipeline, stage, step, microbatch, start and end (the machine's monotonic clock); or of the ends of its steps.
 """
 
 import json

@@ -143,11 +143,11 @@ class Scene:
         return sum(play.cuts for play in self.plays.values())
 
     async def notice(self, count: int) -> list[Json]:
-        """Give notice to one node of each of the next `count` jobs at once, and wait until jobs and nodes have
-        recovered.
+        """Give notice to one node of each of the next `count` jobs at once, wait until the jobs have recovered, and
+        remove the taints.
 
         Returns seconds since the taint's write began: to its end, and to the plan's arrival at the first and last
-        survivor.
+        survivor (None if some have not heard of it after HEAR_SECONDS).
         """
         names = list(self.plays)
         plays = [self.plays[names[(self._next + index) % len(names)]] for index in range(count)]

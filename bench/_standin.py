@@ -207,7 +207,7 @@ class Standin:
             self._apply(self._plan)
 
     def _apply(self, plan: Plan, old: Plan | None = None) -> None:
-        """Put a plan in force, and at once report its replicas as in sync and its moved cells as taken over."""
+        """Put a plan in force; report this worker's cells' replicas as in sync, and its new cells as taken over."""
         self.epoch = plan.epoch
         self.say(PlanApplied(epoch=plan.epoch))
         for cell in plan.owned_by(self.name):

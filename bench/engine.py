@@ -9,7 +9,7 @@ All sides fork their processes from the same server, with one torch thread each,
 (torch's ZBV: into twice as many stages, two per rank), on the same samples with the same optimizer.
 Bamboo's workers wait for each other at the end of a step, which all commit, with the norm of all gradients; torch's
 ranks do so if they clip. Losses are compared step by step, and the norm of all gradients in the first steps. The sides
-take turns, in an order that is swapped with each repetition; ratios are of adjacent runs.
+take turns, in an order that is reversed with each round; ratios are of runs of one round.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ MAX_NORM = 0.1  # of clipped gradients; those of both tasks are larger
 class Result:
     """The figures of a run."""
 
-    ends: list[float]  # of the steps, in seconds, at stage 0, which finishes last
+    ends: list[float]  # of the steps, in seconds: their commits, or for torch at stage 0, which finishes last
     losses: list[float]
     cpu: float  # of all processes, per step
     norms: list[float]  # of the whole gradient, at least of the first steps

@@ -4,7 +4,7 @@
     python bench/headline.py --restarts 30,300,900,1800 [--cases 16%] [--seeds 1]
 
 Bamboo is its real coordinator, driven in virtual time; the published strategies take their step times and memory needs
-from the same functions. For the six published models, at 10, 16 and 33 percent hourly preemptions and, with --traces,
+from the same functions. The six published models run at 10, 16 and 33 percent hourly preemptions and, with --traces,
 on every recording of nodes in a folder (its first hours). Each strategy gets its best parameters, zones and number of
 nodes in hindsight, by throughput and by value: docs/benchmarks.md. Prints the tables of docs/benchmarks.md; --json has
 all figures. --quick: two models, one rate and the first six hours. --restarts: only Bamboo's speed relative to
@@ -87,7 +87,7 @@ def run(
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
 ) -> None:
-    """Simulate, and print throughput, value and goodput, also relative to `checkpoint` and to on-demand nodes."""
+    """Simulate, and print throughput relative to `checkpoint`, value relative to on-demand nodes, and goodput."""
     models, rates = (QUICK_MODELS, list(QUICK_RATES)) if quick else (MODELS, list(RATES))
     hours = min(hours, QUICK_HOURS) if quick else hours
     wanted = None if cases is None else set(cases.split(","))
@@ -213,7 +213,7 @@ def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float
 
 
 def _mean(ratios: Sequence[float]) -> str:
-    """Return the geometric mean of the finite ratios as text, with their number if some ratios are not finite."""
+    """Return the geometric mean of the positive finite ratios as text, with their number if others are left out."""
     finite = [ratio for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
     if not finite:
         return "–"
@@ -269,8 +269,8 @@ def _show_made_up(table: Table, cases: Sequence[str]) -> None:
 
 
 def _show_cases(table: Table, cases: Sequence[str]) -> None:
-    """Print the means over the models for each case, then Bamboo's throughput relative to the bound and to the best
-    other strategy for each model.
+    """Print the means over the models for each case, then for each model Bamboo's throughput relative to the bound, to
+    `checkpoint` and to the best other strategy.
     """
     heads = [
         "",

@@ -7,7 +7,7 @@
 `bamboo run` trains each job with real processes, and its workers come and go with the nodes of a recording, which the
 simulation also gets, with a profile measured on this machine (`bamboo profile`). Layers sleep (`_emulated`), so that a
 machine with few cores shows the schedule. The layers' time beyond the profile's, a worker's start time and the
-detection time come from one run of another grid, before the cases. The calm duration of steps is the median of the
+detection time come from one run on two stages before the cases. The calm duration of steps is the median of the
 second half of the time between two changes; lost is the extra time of the first half's steps, including the wait for
 another grid.
 """

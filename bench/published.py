@@ -6,8 +6,8 @@
 CHECKOUT: a folder with the published program as its authors released it (with project_pactum/simulation). Both programs
 run each case: every model on generated nodes, cut after some hours, by seed, rate and hour of the day; the two models
 with a published number of steps also to their end; BERT also with 8 and 15 stages; and every model on each recording
-(without --trace the checkout's). --random: this many generated recordings, with many events at one moment and names
-that come back, each with a random model and end. Figures have to be equal as floating-point numbers, not nearly. --csv:
+(without --trace the checkout's). --random: this many generated recordings, each for a random model and end, with many
+events at one moment and names that come back. Figures have to be equal as floating-point numbers, not nearly. --csv:
 the published program's figures, case by case; tests/bench/test_nsdi2023.py compares with such a file.
 """
 
@@ -92,7 +92,7 @@ class Compared:
     refused_ours: str
 
     def differing(self) -> list[str]:
-        """Return the figures that differ, with both values; empty if all agree or both programs refuse the case."""
+        """Return a text for each figure that differs, or one if only one program refuses the case; [] if they agree."""
         if bool(self.refused_theirs) != bool(self.refused_ours):
             return [f"theirs: {self.refused_theirs or 'figures'}; ours: {self.refused_ours or 'figures'}"]
         return [

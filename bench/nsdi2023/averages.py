@@ -11,7 +11,7 @@ HOUR_MS = 3_600_000.0
 
 class BilledHours:
     """The numbers of billed nodes over time, in hours. The first number that is reported counts from hour 0, so nodes
-    that come after it are billed before they come.
+    that come after hour 0 may be billed before they come.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ lost work, no loading of checkpoints, no zones and no notice.
 
 Times are whole milliseconds. Events of one moment happen in the order of `Kind`; those of one kind and moment in the
 order in which a heap returns them. That order depends on the whole heap, so every step is an event in it, and a slowed
-one is a second event. Steps are only counted at once between two other events, if the heap is the same after each.
+step is two events. Steps are only counted at once between two other events, if the heap is the same after each.
 """
 
 import heapq

@@ -1,7 +1,7 @@
 """The strategies by name, each with the best parameters in hindsight for the nodes that it will see. Pure.
 
 Hindsight is the same for all and favours none: strategies with more parameters have them from their papers. The best
-depends on the objective, which also decides nodes and zones.
+parameters depend on the objective, which also decides nodes and zones.
 """
 
 import re

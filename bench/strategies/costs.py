@@ -169,7 +169,7 @@ class Costs:
         return self._rates.completed(grid, ends)
 
     def _shares(self, lengths: tuple[int, ...], order: StageOrder) -> set[tuple[int, int]]:
-        """Return the length and microbatches of each pipeline, at least one microbatch each. Each further microbatch
+        """Return each pipeline's length and microbatches, at least one; equal pairs once. Each further microbatch
         goes to the pipeline that is done with it first, the first of equals; adjacent ones of equal length take turns.
         """
         runs = [(length, len(list(them))) for length, them in groupby(lengths)]
@@ -191,8 +191,8 @@ class Costs:
         return shares_of | {(length, shares[i]) for i, (length, _) in enumerate(runs)}
 
     def best_lengths(self, nodes: int, shortest: int, longest: int, fewest: int) -> tuple[int, ...]:
-        """Return the numbers of stages of the fastest pipelines, at least `fewest` ones: all equal, or of two lengths
-        that use all nodes. () if none fit. Skips clearly slower candidates.
+        """Return the numbers of stages, `shortest` to `longest`, of the fastest pipelines, at least `fewest` ones: all
+        equal, or of two lengths to use more nodes. () if none fit. Computes no step that a lower bound rules out.
         """
         key = nodes, shortest, longest, fewest
         if key not in self._lengths:
@@ -282,13 +282,13 @@ class Costs:
         return self._rates.least_of(nodes, stages) is not None
 
     def best(self, nodes: int, choices: Sequence[int]) -> Grid:
-        """Return the fastest grid with one of these numbers of stages, preferring fewer stages among equals."""
+        """Return the fastest grid with one of these numbers of stages, of equals the fewest; NOTHING if none fits."""
         fastest = self.best_stages(nodes, choices, 1)
         return self.grid(nodes, fastest[0]) if fastest else NOTHING
 
     def best_stages(self, nodes: int, choices: Sequence[int], count: int) -> list[int]:
-        """Return the `count` numbers of stages with the fastest grids, preferring fewer stages among equals. Skips
-        clearly slower candidates.
+        """Return at most `count` of the choices, those with the fastest grids, of equals the fewest stages. Computes no
+        step that a lower bound rules out.
         """
         least = ((self._rates.least_of(nodes, stages), stages) for stages in choices)
         fastest: list[tuple[float, int]] = []  # seconds of a step, and stages; in order

@@ -23,7 +23,7 @@ class View:
     """The nodes at one moment, as a strategy sees them."""
 
     now: float
-    ready: tuple[str, ...]  # nodes in the order in which they came
+    ready: tuple[str, ...]  # nodes in the order in which they came, but zone by zone if they are in several zones
     joined: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     next_save: float = 0.0  # seconds until the next checkpoint; 0 if nothing is trained
