@@ -66,7 +66,7 @@ def text(document: dict[str, Any]) -> str:
 
 
 def stored_default(one: ApiField) -> Any:
-    """Return the value that an API server stores where the field is absent; None if it stores none."""
+    """Return the value that an API server stores if the field is absent; None if none, and for objects and lists."""
     if one.default is not None and Mark.FOLLOWS not in one.marks and isinstance(one.default(), bool | int | str):
         return one.default()
     return None if isinstance(one.form, Object | ObjectList) else one.form.schema().get("default")

@@ -46,7 +46,7 @@ a field that cannot change, create a new job.
 
 
 def page(crd: Schema, whole: bool = False) -> str:
-    """Return the page in Markdown. whole: for the site, which also describes the fields of the status."""
+    """Return the page in Markdown. whole: for the site, also with the fields of the status and the printed columns."""
     names, version = crd["spec"]["names"], crd["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     words = {"kind": names["kind"], "group": crd["spec"]["group"], "version": version["name"]}
@@ -94,7 +94,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _rules(path: str, rules: Sequence[Schema]) -> Iterator[str]:
-    """Yield a list item for each rule's message, with the fields that it is about."""
+    """Yield a list item for each message of rules, except SAID_OF_FIELDS, with the fields that it is about."""
     fields: dict[str, list[str]] = {}
     for rule in rules:
         fields.setdefault(rule["message"], []).append(f"`{path}{rule.get('fieldPath', '')}`")

@@ -1,6 +1,6 @@
-"""Generate docs/python-api.md from the docstrings of what a model's author imports (`make docs`). Tested for staleness.
+"""Generate docs/python-api.md from docstrings for models' authors (`make docs`). A test fails if the page is stale.
 
-The committed page has the whole docstring of `Task` and the first paragraphs of others; the page of the site has all.
+The committed page has the docstring of `Task`, first paragraphs of others and datasets' names; the site's page has all.
 """
 
 import ast

@@ -59,7 +59,7 @@ class Source(nn.Module):
 
 
 class Reader(nn.Module):
-    """An encoder LSTM: (x [batch, source, width], mask, before) -> the same; the first one returns 2 * width."""
+    """An encoder LSTM: (x [batch, source, width], mask, before) -> the same; 2 * width between the first and second."""
 
     def __init__(self, width: int, number: int) -> None:
         super().__init__()
