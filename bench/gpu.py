@@ -245,7 +245,7 @@ def take_turns(clock: Clock, figure: str, sides: Mapping[str, Callable[[float], 
 
 
 def throughput(clock: Clock, sizes: Sizes) -> Figures:
-    """Return the speed of one plain process, of one worker, and of a pipeline over all devices, eager and compiled."""
+    """Return the speed of one plain process, of one worker, and of the widest pipeline, eager and perhaps compiled."""
     sides: dict[str, Callable[[float], Figures]] = {}
     for how, compiled in (("eager", False), ("compiled", True))[: 2 if sizes.compiled else 1]:
         plain = partial(train_plainly, job_of(sizes, 1).document, sizes, compiled)

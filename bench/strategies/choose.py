@@ -66,8 +66,8 @@ class Setting:
 
     @property
     def tried(self) -> tuple[int, ...]:
-        """The numbers of stages with the fastest undisturbed grids, on all nodes, on the usual number, and on half of
-        it.
+        """The MOST_TRIED numbers of stages with the fastest undisturbed grids on all nodes, on the usual number, and on
+        half of it.
         """
         choices = self.choices
         several = (self.nodes, self.usual, max(1, self.usual // 2))

@@ -86,7 +86,7 @@ async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
 
 
 class _Operator:
-    """The operator. Health and metrics are served from the start; everything else starts when it holds the lease."""
+    """The operator. Health and metrics are served from the start; all else waits for the lease, if it needs one."""
 
     def __init__(self, options: OperatorOptions, stop: asyncio.Event, access: Access) -> None:
         self._options, self._stop = options, stop

@@ -36,7 +36,7 @@ class MetricSources:
     counts: OperatorCounts
 
     def fill(self, page: MetricsPage) -> None:
-        """Add the metrics of jobs and operator to the page. If a job's fail, log that and go on. Safe in any thread."""
+        """Add the metrics of jobs and operator to the page; log a job that fails, and go on. Safe in any thread."""
         states = dict.fromkeys(catalog.STATES, 0)
         reconcilers = self.reconcilers()
         for job in reconcilers:

@@ -130,7 +130,7 @@ class CoordinatorRunner:
 
     def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
         """Return the plan record for the status. Without a plan it holds only lost workers; None if there are
-        none, or while an earlier operator's record holds.
+        none, or while an earlier coordinator's record holds.
         deleting: workers whose pods the pod controller has deleted. They, and workers that were released, were told to
         leave: another operator must not count their end as a preemption. If the plan does not use them, they are lost.
         """

@@ -1,4 +1,4 @@
-"""The reconciler of one BambooJob, from its first sight to its deletion: idle, training, or over and cleaned up.
+"""The reconciler of one BambooJob, from its first event to its deletion: idle, training, or over and cleaned up.
 
 Each job has one, in its own task. It decides nothing about workers: that is up to the coordinator, which never waits
 for the API server. Pods, events and status follow the coordinator.
@@ -131,7 +131,7 @@ class JobReconciler:
         return JobReconciler({**self.body, "status": written(self._status.written)}, self._shared)
 
     def deleted(self) -> None:
-        """Tell the workers of a deleted job to stop, so that they do not train until their grace period ends."""
+        """Tell the workers of a deleted job to stop now, instead of training on until their grace period ends."""
         if self.runner:
             self.runner.stop_workers("JobDeleted", "the job was deleted")
 

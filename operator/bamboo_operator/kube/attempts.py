@@ -1,4 +1,4 @@
-"""Calls to the API server for a job or the operator's pod: retried or tried once (refusals then become events)."""
+"""Calls to the API server for a job or the operator's pod: tried once, with refusals as events, or until success."""
 
 import asyncio
 import logging

@@ -193,7 +193,7 @@ def released(lease: Object) -> Object:
 
 
 class Lease:
-    """The operator's hold on its Lease. place: the Lease's name. me: its identity, in a cluster the pod's name.
+    """The operator's hold on its Lease. place: the Lease's name. me: the operator's identity: in a pod, the pod's name.
 
     Call acquire() first, then run keep() alongside settle() and the work.
     """

@@ -100,7 +100,7 @@ def _selectors(job: JobSpec, spec: Mapping[str, Any], path: str, pools: Sequence
 
 @dataclass(slots=True)
 class _Refusal:
-    """A filter that removes a template's fields by name, as unknown or set by the operator, and notes each problem."""
+    """A filter of a template's fields and list items: removes unknown and operator-set ones, and notes each problem."""
 
     problems: list[str]
 

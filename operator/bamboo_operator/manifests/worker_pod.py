@@ -237,7 +237,7 @@ def _own_env(name: WorkerId, spec: Json, settings: WorkerPodSettings) -> list[Js
 
 
 def _own(spec: Json, env: list[Json]) -> None:
-    """Add to a pod's spec, in place, the port for metrics and the fields that only the operator sets, such as `env`."""
+    """Add the metrics port and what only the operator sets to a pod's spec, in place. env: the trainer's variables."""
     token = {"audience": names.TOKEN_AUDIENCE, "expirationSeconds": names.TOKEN_SECONDS, "path": "token"}
     volume = {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
     mount = {"name": TOKEN_VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}

@@ -169,7 +169,7 @@ def roll(view: PodsView) -> Iterator[Action]:
 
 
 def shrink(view: PodsView) -> Iterator[Action]:
-    """Give back a worker of a fallback pool once an earlier pool has nodes again, or a surplus one; not in a rollout.
+    """Give back a surplus worker, or a fallback pool's once an earlier pool has nodes again; do nothing in a rollout.
 
     To learn whether an earlier pool has nodes, this decision creates a probe: a pod for one more worker than wanted.
     """

@@ -63,7 +63,7 @@ class GateReleases:
         self._seen, self._held = set(waiting), held
 
     def at(self, worker: WorkerId) -> float | None:
-        """Return when the worker's gates went away; None if it never had any, or still has some."""
+        """Return when the worker's gates went away; None if it never had any, still has some, or has a node."""
         return self._at.get(worker)
 
 

@@ -61,7 +61,7 @@ def worker_signal(pod: Json, node: Json | None, now: datetime, own: Sequence[Nod
 
 
 def _strongest(*signals: Signal | None) -> Signal | None:
-    """Return the strongest signal: a loss before a notice, an earlier notice before a later one; None without any."""
+    """Return the strongest signal: a loss before a notice, a shorter notice before a longer one; None without any."""
     found = (signal for signal in signals if signal)
     return min(found, key=lambda signal: (signal.kind is not SignalKind.LOST, signal.seconds), default=None)
 
