@@ -1,4 +1,4 @@
-"""Output files given as -, and files that cannot be written."""
+"""Refusals of - for outputs that are a folder or no text."""
 
 from pathlib import Path
 

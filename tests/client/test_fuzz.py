@@ -130,7 +130,7 @@ PARTS = parts(Plan)
 
 @cache
 def phases() -> dict[str, World]:
-    """Return a world for each phase of a coordinator, by the phase's name."""
+    """Return a world for each situation of a coordinator, which is a phase or a wait within a phase, by name."""
     names = ("Running", "Asking", "Recovering", "Over", "Profiling", "Restoring", "Writing")
     often = {"everySteps": 5}
     found = {name: World(2, 2, 1, checkpoint=often if name in names[-2:] else None) for name in names}

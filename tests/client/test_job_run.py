@@ -1,4 +1,4 @@
-"""`bamboo simulate JOB.yaml`: the real coordinator in virtual time, under traces, and the command."""
+"""`bamboo simulate JOB.yaml`: the real coordinator in virtual time, under traces."""
 
 import random
 from typing import Any
@@ -106,7 +106,7 @@ def test_two_neighbours_at_once_go_back_to_a_checkpoint() -> None:
 
 
 def test_to_wait_for_nodes_takes_little_computation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After all copies of a stage are lost, the coordinator waits half an hour with a tick only every few seconds."""
+    """After the loss of all workers, the coordinator waits for half an hour with a tick only every few seconds."""
     heard: list[Event] = []
     step = coordinator.step
 

@@ -15,7 +15,7 @@ from bamboo_core.names import EXIT_FENCED
 
 @pytest.fixture
 def workers(tmp_path: Path) -> LocalWorkers:
-    """Local workers without processes, so that signals have no effect."""
+    """Return local workers without processes, so that signals have no effect."""
     return LocalWorkers(ForkServer(lambda worker, code: None, tmp_path / "log"), per_node=1)
 
 

@@ -1,4 +1,4 @@
-"""The job of the second run of `bamboo run --verify`."""
+"""The second run of `bamboo run --verify`: its job, and the comparison of the runs' states."""
 
 from dataclasses import replace
 from typing import Any

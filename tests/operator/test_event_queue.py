@@ -1,4 +1,4 @@
-"""The events that the operator keeps for another try."""
+"""A job's Kubernetes events: their content, counted repetitions, and refusals after which they are dropped."""
 
 from typing import Any
 

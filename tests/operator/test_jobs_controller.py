@@ -87,7 +87,7 @@ class Checking(Server):
 
 
 async def begins_with(jobs: JobController, *, steps: int) -> None:
-    """Wait until the only job trains, and check that its coordinator's spec and manifest have these steps."""
+    """Wait until the only job trains, and check that its coordinator's spec and manifest have this number of steps."""
     (job,) = jobs.running()
     await in_time(lambda: job.runner is not None)
     assert job.runner is not None

@@ -1,4 +1,4 @@
-"""The operator's counts of each job's steps, samples and cost."""
+"""The operator's counts: useful time and samples of a job, reconciliations by result, and late ticks."""
 
 from dataclasses import replace
 

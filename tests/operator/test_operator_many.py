@@ -1,4 +1,4 @@
-"""Many jobs at a slow API server, in virtual time: no job's status waits for all others."""
+"""Many jobs at a slow API server, in virtual time: statuses, bursts of preemptions, idle jobs, stuck reconciliation."""
 
 import asyncio
 import random
@@ -191,7 +191,7 @@ IDLE_SECONDS = 900.0
 
 
 def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator does not reconcile idle jobs, but still removes late pods at once, and follows edits."""
+    """The operator looks at idle jobs about once in QUIET_SECONDS, but removes late pods soon."""
     looks: Counter[str] = Counter()
 
     class Counted(ApiAttempts):

@@ -1,4 +1,4 @@
-"""The operator's process without a cluster: it waits for the Lease, and for the CRD of BambooJobs."""
+"""The operator's process without a cluster: it waits for the Lease and the CRD, labels its pod, and filters its log."""
 
 import asyncio
 import contextlib

@@ -225,7 +225,7 @@ async def test_a_pod_that_was_made_without_an_answer_counts_once(begin: Callable
 
 
 async def missed(job: Job, name: str) -> None:
-    """Close a worker's channel and its links."""
+    """Close a worker's channel and its link to tiny-w0, so that the coordinator counts the worker as gone."""
     job.hear("tiny-w0", PeerDown(peer=name))
     job.runner.handle(ChannelClosed(name))
     assert name in job.runner.state.membership.gone

@@ -1,4 +1,4 @@
-"""A job's pods: gated ones, refused ones, and changes of the wanted number."""
+"""A job's pods: during an interrupted watch, gated, refused, not wanted any more; and repairs of policy and budget."""
 
 from collections.abc import Callable
 from typing import Any

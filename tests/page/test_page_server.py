@@ -1,4 +1,4 @@
-"""The job page over HTTP, from the real servers: access, headers, and what strangers can cause; its contrasts."""
+"""The job page over HTTP, from the real servers: access, headers, what strangers can cause, and contrast of colours."""
 
 import asyncio
 import re
