@@ -167,7 +167,7 @@ async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: 
 def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
     """Return the figures of a kill, in milliseconds. The heir is the cell's new owner.
 
-    caught up: the heir has finished the last forward or backward of the open steps that the victim had finished. work,
+    pause: until the heir has repeated the last forward or backward of the open steps that the victim had done. work,
     idle: of the heir, from the plan until it is done with the cell's step; tail: from then until the commit. If the
     step began anew, only the steps' times.
     """

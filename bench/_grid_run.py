@@ -49,7 +49,7 @@ def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
 
 
 def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool = False) -> Trace:
-    """Return a trace of node counts, `seconds` each; a repeated count replaces a node. notice: announce falls."""
+    """Return a trace of node counts, `seconds` each; a repeated count replaces a node. notice: falls are announced."""
     changes: list[NodeChange] = []
     live: list[str] = []
     made = 0

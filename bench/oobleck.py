@@ -109,7 +109,7 @@ MODELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Samples per second from the artifact's simulator. bamboo: the rate of Bamboo of 2023; None if it does not fit."""
+    """Samples per second from the artifact's simulator. bamboo: Bamboo of 2023; None if the model does not fit."""
 
     bamboo: float | None
     varuna: float

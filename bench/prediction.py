@@ -86,8 +86,8 @@ async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
 
 
 def course(case: PredictedCase, ends: Sequence[float]) -> dict[str, float]:
-    """Return the duration of a run, its mean calm step, and its lost time, in seconds. ends: when each step ended, in
-    seconds since training began.
+    """Return a run's duration from step FIRST on, its mean calm step and its lost time, in seconds. ends: when each
+    step ended, in seconds since training began.
     """
     steps = list(zip(ends[FIRST:], gaps(ends[FIRST - 1 :]), strict=True))
     last, usual, lost = len(case.workers) - 1, 0.0, 0.0

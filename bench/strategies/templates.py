@@ -2,8 +2,8 @@
 
 The job uses all nodes if that is faster. After a loss it instantiates the pipelines anew from the templates for the
 remaining nodes. Layers that a pipeline lacks come from another pipeline; the step in flight is repeated. It keeps at
-least f + 1 pipelines, so that f losses at once leave a copy of every layer; below that many nodes, or if a layer has no
-copy left, it goes back to its checkpoint.
+least f + 1 pipelines, so that f losses at once leave a copy of every layer; with too few nodes for that, or if a layer
+has no copy left, it goes back to its checkpoint.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Templates:
         return Placement(rows=state)
 
     def _instantiate(self, ready: tuple[str, ...]) -> Pipelines:
-        """Return the fastest pipelines of equal length, or of two lengths that use all nodes."""
+        """Return the fastest pipelines, all of equal length, or of two lengths to use more nodes; () if none fit."""
         lengths = self.costs.best_lengths(len(ready), self.shortest, self.longest, self.tolerated + 1)
         return tuple(ready[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True))
 
