@@ -1,7 +1,7 @@
 """A Helm release of Bamboo's chart on a test cluster.
 
 A cluster whose nodes are processes has no Services and no DNS. By default the operator therefore serves its workers at
-a loopback address of its own, and health and metrics at its pod's address, where the kubelet probes them.
+a loopback address of its own, and metrics and health, which the kubelet probes, at its pod's address.
 """
 
 import base64
@@ -24,7 +24,7 @@ GONE_SECONDS = 120  # owned objects go a little later than their owners
 
 
 class Release:
-    """A Helm release. major: Helm's version. values: of every install and upgrade; None: for a cluster of processes."""
+    """A Helm release. major: Helm's version. values: of every install and upgrade; None: those for local processes."""
 
     def __init__(
         self,

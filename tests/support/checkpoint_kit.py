@@ -72,7 +72,7 @@ class Killed(BaseException):
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """An in-memory file system with faults. faults: by number of the operation from 0, or a function."""
+    """An in-memory file system. faults: by the operation's number (from 0), or a function of its number and name."""
 
     cachable = False
 

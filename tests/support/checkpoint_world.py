@@ -57,7 +57,7 @@ def written(world: World, checkpoint: CheckpointId, *layers: int) -> None:
 
 
 def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
-    """Train to `step`, let the root begin a checkpoint there and all holders report checksums, and return its id."""
+    """Train to `step`, let the root begin a checkpoint and all holders report checksums; return the checkpoint's id."""
     train(world, step - 1)
     checkpoint = CheckpointId(step=step, id=id)
     world.commit((world.state.checkpoints.number, checkpoint))
@@ -98,7 +98,7 @@ def lose_stage(world: World) -> None:
 
 
 def started(checkpoint: CheckpointId, **found: Any) -> World:
-    """Return a world whose store had this checkpoint before the job began."""
+    """Return a world whose store had this checkpoint before the job began. found: more fields of `CheckpointFound`."""
     world = World(2, 1, 0, checkpoint={"everySteps": 8})
     world.found = protocol.CheckpointFound(number=0, checkpoint=checkpoint, **found)
     world.settle()

@@ -301,7 +301,7 @@ def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], m
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
-    """If `devices` is above 1, lower it to the smallest stage's layers, and request as many NVIDIA GPUs, in place."""
+    """Limit `devices` above 1 by the layers of a split's smallest stage, and requested NVIDIA GPUs too, in place."""
     if worker.get("devices") in (None, 1):
         return
     fewest = min(topology.get("split") or (worker["devices"],))

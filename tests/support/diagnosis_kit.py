@@ -53,7 +53,7 @@ def spot_node(name: str, *taints: Json, **more: Any) -> Json:
 
 
 def spec(**parts: Any) -> JobSpec:
-    """Return a job of four workers on Karpenter's spot nodes."""
+    """Return a job, by default of four workers on Karpenter's spot nodes. parts: sections to replace."""
     usual = {
         "task": {"entrypoint": "bamboo_trainer.models.mlp:build"},
         "training": training(1000, 64, 8),

@@ -1,4 +1,4 @@
-"""A worker that kills or freezes itself at a chosen (instruction, cell, step, microbatch), once per job."""
+"""A worker that kills or freezes itself at each chosen (instruction, cell, step, microbatch), once per job."""
 
 import json
 import os

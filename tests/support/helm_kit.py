@@ -1,4 +1,4 @@
-"""Helm for tests: the programs, renderings of the chart, and a copy of the chart that an old API server accepts.
+"""Helm for tests: the programs, renderings of the chart, their validation, and a copy of it for old API servers.
 
 Helm comes from the npm packages that hold it for AWS Lambda, at fixed versions and digests, and is kept outside the
 checkout. If npm cannot fetch it, a Helm on the PATH is used.

@@ -186,7 +186,7 @@ def _base(store: Store) -> str:
 
 
 def _wheels(store: Store) -> Path:
-    """Return a folder with the images' wheels, downloaded anew when requirements change. A build needs no network."""
+    """Return a folder with the wheels of all dependencies, downloaded anew when they change. Builds need no network."""
     folder = store.folder
     parts = ("core", "client", "operator", "trainer")
     recipes = [ROOT / "constraints.txt", *(ROOT / part / "pyproject.toml" for part in parts)]

@@ -92,7 +92,7 @@ class Followed(HistoryKeeper):
 
 
 def named(*loggers, **more):
-    """Return the loggers that a small task gets from these entries of a manifest."""
+    """Return the loggers of a small task with these entries in its manifest. more: fields of the task."""
     document = bamboojob(
         task={"entrypoint": "m:build"}, training=training(1, 2, 1, loggers=list(loggers)), topology={"stages": 1}
     )

@@ -70,7 +70,7 @@ def training(steps: int, batch: int, micro: int, **more: Any) -> dict[str, Any]:
 
 
 def gpt_task(**config: Any) -> dict[str, Any]:
-    """Return the task of a small GPT with dropout, on a text that every machine has."""
+    """Return the task of a small GPT with dropout, on the text of this checkout's license."""
     usual = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": TEXT}
     return {"entrypoint": "bamboo_trainer.models.gpt:build", "config": usual | config}
 
@@ -87,7 +87,7 @@ def minimal() -> dict[str, Any]:
 
 
 def gpu_pools(*gpus: int | None) -> list[dict[str, Any]]:
-    """Return node pools a, b and so on. gpus: the number that each pool's template requests; None: no template."""
+    """Return up to three node pools, a to c. gpus: the number that each pool's template requests; None: no template."""
     pools: list[dict[str, Any]] = []
     for name, number in zip("abc", gpus, strict=False):
         trainer = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": number}}}

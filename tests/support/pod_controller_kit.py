@@ -200,7 +200,7 @@ class Place:
 
 
 class Job:
-    """A job's coordinator and pod controller. now: their time, in seconds."""
+    """A job's coordinator and pod controller. now: the controller's time, in seconds; `ticks` advances both times."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class Enter(nn.Module):
 
 
 class Twice(nn.Module):
-    """A layer that uses one norm twice; between come dropout, and another norm in torch's activation checkpointing."""
+    """A layer that uses one norm twice; in between it has dropout, and another norm in activation checkpointing."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class Averaging(torch.optim.Optimizer):
 
 
 class OfWhole(torch.optim.SGD):
-    """An optimizer whose group has a number that depends on the split of layers: the size of all its parameters."""
+    """An optimizer whose group has a number that depends on the split: each step adds the size of its parameters."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 class Tied(nn.Module):
-    """A layer that uses its weight under two names, and shares it with another layer."""
+    """A layer that uses its weight under two names, and shares it with another layer if `task_of` ties them."""
 
     def __init__(self):
         super().__init__()

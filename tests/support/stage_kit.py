@@ -165,7 +165,7 @@ def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:
 
 
 def whole_state(stage: Stage) -> dict[int, LayerState]:
-    """Return copies of the layers that a replica of the stage needs."""
+    """Return copies of the states of the layers that a replica of the stage needs, by layer."""
     return stage.values.layer_states(stage.values.layers_needed(), shown=False)
 
 

@@ -77,7 +77,7 @@ def greet(
 
 
 def same(left: Frame, right: Frame) -> bool:
-    """Return whether two frames are bit-equal."""
+    """Return whether two frames with equally many tensors are bit-equal."""
     facts = [(frame.address, frame.epoch, frame.origin, frame.payload) for frame in (left, right)]
     return facts[0] == facts[1] and all(
         a.dtype == b.dtype and a.shape == b.shape and bytes(byte_view(a)) == bytes(byte_view(b))
@@ -123,7 +123,7 @@ def accepted(end: TcpTransport) -> list[socket.socket]:
 
 
 class Net:
-    """TCP transports by name. At its end all are closed, and no thread or socket may remain."""
+    """The TCP transports of a test. At the end of the block all are closed, and no thread or socket may remain."""
 
     def __init__(self) -> None:
         self.ends: list[TcpTransport] = []

@@ -1,4 +1,4 @@
-"""A task whose loss is a sum with its weight, whose layers add losses of their own, and that has metrics."""
+"""A task whose loss is a sum with its weight, or a mean; its layers add losses of their own, and it has metrics."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -50,7 +50,7 @@ class World:
     """Simulated workers around the real coordinator. Their answers wait in `pending` until the test delivers them.
 
     chooses: which of "stages" and "pipelines" the manifest leaves to the coordinator; then elastic: fields of
-    `spec.elastic`, in addition to a `maxWorkers` of stages * pipelines.
+    `spec.elastic`, in addition to `maxWorkers` (stages * pipelines) and `stabilizationSeconds` (0).
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Kubernetes on this machine, whose nodes run pods as local processes or in containerd. See docs/testing-cluster.md."""
+"""A Kubernetes cluster on this machine. Nodes run pods as processes or in containerd. See docs/testing-cluster.md."""

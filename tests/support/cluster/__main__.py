@@ -49,7 +49,7 @@ def _running() -> bool:
 
 @app.command()
 def up() -> None:
-    """Start the cluster and install Bamboo on it. The first call builds Kubernetes, which takes some minutes."""
+    """Start the cluster, if none runs, with Bamboo. The first call builds Kubernetes, which takes some minutes."""
     folder = _folder()
     if not _running():
         shutil.rmtree(folder, ignore_errors=True)

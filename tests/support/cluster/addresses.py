@@ -36,7 +36,7 @@ class Addresses:
         return f"bamboo-{self.subnet}-"
 
     def group(self, number: int) -> str:
-        """The name of the node's cgroup, in every hierarchy."""
+        """Return the name of a node's cgroup, the same in every hierarchy."""
         return f"{self.groups}{number}"
 
 

@@ -36,7 +36,7 @@ class Unavailable(Exception):
 
 
 class Broken(Exception):
-    """Raised if given binaries are missing or unknown, or a build fails. The message then ends with its last lines."""
+    """Raised if given binaries are missing or unknown, or a build fails (its last lines then end the message)."""
 
 
 def to_stderr(line: str) -> None:
@@ -65,7 +65,7 @@ class NodePrograms:
 
 
 def node_programs(report: Report = to_stderr) -> NodePrograms:
-    """Return a real node's programs, built or fetched if needed. Raises Broken; Unavailable if none can run here."""
+    """Return a real node's programs, built or fetched if needed. Raises Unavailable, Broken."""
     if os.geteuid() != 0:
         raise Unavailable("real nodes need root")
     if not cgroups.are_there():

@@ -11,7 +11,7 @@ REFERENCE = re.compile(r"\$(\$|\((\w[\w.-]*)\))")
 
 
 class Unknown(Exception):
-    """Raised if a field or an object that a container needs does not exist yet; the container waits for it."""
+    """Raised if a container needs a field or object that does not exist yet, or is unsupported; the container waits."""
 
 
 def environment(pod: Json, container: Json, base: Mapping[str, str]) -> dict[str, str]:

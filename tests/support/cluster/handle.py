@@ -64,7 +64,7 @@ class Cluster:
         nodes: Sequence[NodeSpec],
         archives: Sequence[Path] = (),
     ) -> Self:
-        """Start a cluster with real nodes, which initially have the images of these archives. See `start`."""
+        """Start a cluster with real nodes, which have the images of these archives at first. Raises as `start` does."""
         node = build.node_programs()
         folder = Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
         for path in map(Path.resolve, (folder, Path(sys.executable), Path(__file__))):
@@ -155,7 +155,7 @@ class Cluster:
             self.api.delete(f"/api/v1/nodes/{node}")
 
     def logs(self, namespace: str, pod: str) -> str:
-        """Return the output of the pod's first container."""
+        """Return the output of a pod that has one container."""
         if self.folder:
             text: str = self._call("log", namespace=namespace, pod=pod)
             return text
@@ -183,7 +183,7 @@ class Cluster:
         self._call("restore")
 
     def signal(self, namespace: str, pod: str, number: int) -> None:
-        """Send a signal to the pod's processes."""
+        """Send a signal to the pod's processes. Raises ControlFailed if the nodes are real."""
         self._call("signal", namespace=namespace, pod=pod, number=int(number))
 
     @contextlib.contextmanager

@@ -33,7 +33,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 def answer(question: bytes, names: Mapping[str, list[str]]) -> bytes | None:
-    """Return the reply to a DNS query: IPv4 addresses, or NXDOMAIN for an unknown name. None for a malformed query."""
+    """Return the reply to a DNS query: IPv4 addresses (none for other types) or NXDOMAIN; None if it is malformed."""
     try:
         labels, end = _labels(question)
         (kind,) = struct.unpack_from("!H", question, end)

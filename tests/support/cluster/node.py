@@ -45,7 +45,7 @@ class Node:
         return f"{self._prefix}.1"
 
     def next_address(self) -> str:
-        """Return an address for a pod. Addresses repeat after 252 other pods."""
+        """Return an address for a pod. There are 252; the 253rd pod gets the first one's."""
         self._next += 1
         return f"{self._prefix}.{2 + (self._next - 1) % 252}"
 
@@ -77,7 +77,7 @@ class Node:
     async def beat(self) -> None:
         """Send heartbeats forever.
 
-        After a late heartbeat, as when the API server was away, the node reports for a while that it is ready.
+        After a late or failed heartbeat, as when the API server was away, the node reports for a time that it is ready.
         """
         doubted = 0.0
         while True:

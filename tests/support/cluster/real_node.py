@@ -47,7 +47,7 @@ class Programs:
 class RealNode:
     """A real node: containerd and a kubelet in their own namespaces. spec: only its name is used.
 
-    folder: of the cluster; it contains the node's folder. number: from addresses.NODES.
+    folder: contains the folders of all nodes. number: from addresses.NODES.
     """
 
     def __init__(self, spec: NodeSpec, number: int, folder: Path, programs: Programs, switch: Switch) -> None:

@@ -1,4 +1,4 @@
-"""Startup code of every Python in a test: a process that would import torch hands its work to a warm process."""
+"""Startup code of every Python in a test: launchers of workers and `bamboo_trainer.offline` use warm processes."""
 
 import os
 import sys
