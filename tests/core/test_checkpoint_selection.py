@@ -1,4 +1,4 @@
-"""The choice among a store's checkpoints: the newest or that of a step, to resume from, and to remove."""
+"""Choices among a store's checkpoints: the newest or a given step's, the one to resume from, and those to remove."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The coordinator trusts no worker more than it must: it checks plans, costs and messages that come from one worker."""
+"""The coordinator trusts no worker more than it must: it refuses unsound and old plans, and bounds workers' texts."""
 
 from collections.abc import Callable
 from typing import Any

@@ -101,7 +101,7 @@ def test_a_slow_network_is_learned_from_the_first_steps() -> None:
 
 
 def test_with_long_steps_the_first_choice_is_revised_within_the_first_one() -> None:
-    """In a first step of 29 minutes, timed microbatches let the coordinator choose a faster grid within ten minutes."""
+    """In a long first step, timed microbatches let the coordinator choose a faster grid within ten minutes."""
     one = chosen(6)
     layers = tuple(slower(layer, 100.0) for layer in one.profile.layers)
     slow = replace(one, profile=structs.replace(one.profile, layers=layers))
@@ -280,7 +280,7 @@ def test_a_grid_that_an_edit_puts_out_of_bounds_is_left_although_none_is_faster(
 
 
 def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slowed:
-    """Return a job whose first layer is cheap, with `wide` bytes of parameters. flying: a layer's activation bytes."""
+    """Return a job whose first layer is cheap, with `wide` bytes of parameters. flying: others' activation bytes."""
 
     def layer(parameters: int, optimizer: int, gradients: int, activations: int) -> LayerBytes:
         return LayerBytes(

@@ -54,7 +54,7 @@ def test_the_fastest_of_each_number_of_stages_are_those_of_all_grids(
     scale: float,
     measured: list[tuple[int, float]],
 ) -> None:
-    """GridRates simulates only a few grids, but ranks them as a full search does, for any measured step times."""
+    """GridRates simulates few grids, but finds the same fastest grids as a full search, for any measured step times."""
     spec = elastic_job(9, microbatches)
     figures = figures_of(seconds, rate)
     model = GridRates(figures, spec, memory)
@@ -167,7 +167,7 @@ def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
 
 def test_grids_share_a_split_only_if_their_workers_need_the_same_memory() -> None:
     """Grids share a split only if their longest pipelines run equally many microbatches. Of 30 microbatches in 20
-    groups, each of 16 pipelines runs up to 4, and each of 20 up to 2. Without groups, each would run up to 2.
+    groups, each of 16 pipelines runs up to 3, and each of 20 up to 2. Without groups, each would run up to 2.
     """
     document = manifest(4, None, 30, elastic={"maxWorkers": 80})
     document["spec"]["training"]["gradientGroups"] = 20

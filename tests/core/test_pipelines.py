@@ -1,4 +1,4 @@
-"""Forwards and backwards of a step in virtual time, compared with formulas of 1F1B."""
+"""Forwards and backwards of a step in virtual time, compared with formulas of 1F1B and ZB-H1."""
 
 import itertools
 from dataclasses import replace

@@ -123,7 +123,7 @@ def test_a_restarted_coordinator_refuses_the_same_ones() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_compiler_matters_to_jobs_whose_layers_are_compiled(compiled: bool) -> None:
-    """Owner and replica of compiled layers need the same compiler. Other jobs accept any compiler, or none."""
+    """Owner and replica of compiled layers need the same compiler; jobs without compiled layers accept any, or none."""
     world = world_of(A100, A100, OTHER_COMPILER, A100, compiled=compiled)
     world.lose(world.plan.at(Cell(0, 1)).owner)
     world.settle()

@@ -128,7 +128,7 @@ def test_a_worker_that_is_not_there_protects_nothing() -> None:
 
 @pytest.mark.parametrize(("room", "told"), [(1, ()), (2, (("n1", 3),)), (3, ())])
 def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tuple[tuple[str, int], ...]) -> None:
-    """The status names a node with more workers than spread.workersPerNode, except for 1, which is a preference."""
+    """The status names a node with more workers than spread.workersPerNode, unless this is 1, which is a preference."""
     world = World(4, 1, 0, per_node=room)
     world.settle()
     nodes = {"w0": "n0", "w1": "n1", "w2": "n1", "w3": "n1"}

@@ -255,8 +255,8 @@ def onward(plan: Plan, grid: Grid, held: dict[str, frozenset[int]], staying: lis
 def test_places_go_to_who_has_most_of_what_they_need(
     before: tuple[int, int], after: tuple[int, int], in_order: tuple[int, int], by_layers: tuple[int, int]
 ) -> None:
-    """Workers lack fewer layers if each gets the stage of which it holds the most. in_order, by_layers: how many layers
-    the neediest worker lacks, and all workers together, if stages are given in order, or by held layers.
+    """Workers lack fewer layers, or as many, if each gets the stage of which it holds the most. in_order, by_layers:
+    how many layers the neediest worker lacks, and all workers together, if stages go in order, or by held layers.
     """
     there = peers(before[0] * before[1])
     first = planned(*before, there)

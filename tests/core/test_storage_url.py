@@ -1,4 +1,4 @@
-"""URLs of checkpoint stores: valid ones, and texts without credentials."""
+"""URLs of checkpoint stores: valid ones, refused ones, and messages without credentials."""
 
 import os
 from typing import Any
@@ -79,7 +79,7 @@ def keeping(url: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("url", [*REFUSED, "S3://bucket/run", "pvc://", "/run", "s3://b c"])
 def test_a_manifest_with_a_url_that_no_store_has_is_refused_without_showing_a_secret(url: str) -> None:
-    """Before any worker starts, the parser refuses a URL that no store accepts, in a message without the secret."""
+    """Before any worker starts, the parser refuses a URL that manifests must not have, and shows no secret of it."""
     with pytest.raises(ManifestError) as caught:
         parse_manifest(keeping(url))
     (problem,) = caught.value.problems

@@ -71,7 +71,7 @@ def test_with_time_it_waits_for_a_spare_worker_to_be_filled() -> None:
     ("stages", "pipelines", "spare", "held"), [(2, 1, 1, 2), (2, 1, 0, 1), (1, 3, 0, 2), (1, 2, 1, 2)]
 )
 def test_spare_workers_hold_what_too_short_a_ring_cannot(stages: int, pipelines: int, spare: int, held: int) -> None:
-    """If a ring is too short for two replicas, other owners of the stage or spare workers hold some. held: copies."""
+    """If a ring is too short for two replicas, other owners or spare workers may hold some. held: a cell's copies."""
     seen = view(planned(stages, pipelines, 2, "a"), more=spare, redundancy=RedundancySpec(replicas=2).on(pipelines))
     final = settled(seen)
     assert {copies(final.plan, final.synced, cell) for cell in final.plan.cells()} == {held}

@@ -37,7 +37,7 @@ def test_a_machine_that_is_too_small_is_told() -> None:
 
 
 def test_memory_is_counted_for_a_device() -> None:
-    """The memory of a device counts, not that of a worker: each device has one layer and its replica."""
+    """The memory of a device counts, not that of a worker: each device has one layer, and a replica of another."""
     two = job(2, 1, devices=2)
     assert device_bytes(two.profile.figures, two.spec, taken_over=False) == 2 * 300 + 2 * 100
     small = msgspec.structs.replace(two.profile, machine=Machine(memory=100))

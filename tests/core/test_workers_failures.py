@@ -85,7 +85,7 @@ def miss(world: World, worker: str) -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 137])
 def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_heard_first(code: int) -> None:
-    """The coordinator decides alike whether a worker's exit code or its closed links arrive first."""
+    """The coordinator's decision is the same if a worker's exit code arrives first, and if its closed links do."""
     made = []
     for missed_first in (True, False):
         world = limited(1)

@@ -1,4 +1,4 @@
-"""Files that contain no manifest, and the error message about each."""
+"""Files that contain no manifest or cannot be read, and the error message about each."""
 
 from pathlib import Path
 
