@@ -249,7 +249,7 @@ def applied(release: Release, job: Job) -> None:
 def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
     release: Install, shell: Shell, tmp_path: Path, major: str, server_side: bool
 ) -> None:
-    """A release adopts a CRD that kubectl created, once the commands of docs/upgrade.md have labelled the CRD."""
+    """After the commands of docs/upgrade.md a release adopts kubectl's CRD; server-side, only by --force-conflicts."""
     bamboo = release(major)
     job = made_by_kubectl(bamboo, shell, tmp_path)
     commands = documented("**A CRD that kubectl has made**")

@@ -1,4 +1,4 @@
-"""Bamboo installed on a real cluster: a job trains in its images.
+"""Bamboo as installed on real nodes: jobs train in Bamboo's images.
 
 BAMBOO_INSTALLED=1 means that an operator runs on the cluster of KUBECONFIG, for example by `make kind`. Otherwise both
 images are built, and the chart is installed on a test cluster with real nodes.

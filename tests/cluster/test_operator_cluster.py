@@ -140,7 +140,7 @@ def _strangers_are_refused(job: Job, operator: Operator) -> None:
 
 
 def test_a_key_of_the_task_that_is_renamed_is_a_change(installed: Cluster, namespace: str) -> None:
-    """The server refuses an edit that renames a key of task.config, which rules would miss among unknown fields."""
+    """The server refuses an edit that renames or changes a key of task.config, whose keys are not in the schema."""
     if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("this server knows no rules")
     document = small(

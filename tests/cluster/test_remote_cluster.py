@@ -151,7 +151,7 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
 
 
 def _until(process: "subprocess.Popen[str]", pattern: str, seconds: float = 90) -> str:
-    """Return the process's first output line that matches. Raises AssertionError after `seconds` or at the end."""
+    """Return the first output line that matches. Raises AssertionError if output ends, or goes on past `seconds`."""
     assert process.stdout is not None
     end, seen = time.monotonic() + seconds, []
     while time.monotonic() < end and (line := process.stdout.readline()):
@@ -165,7 +165,7 @@ READ = {"apiGroups": ["bamboo.dev"], "resources": ["bamboojobs"], "verbs": ["get
 
 
 def test_what_the_server_refuses_is_said(installed: Cluster, namespace: str, shell: Shell) -> None:
-    """There is no operator, so the API server itself refuses, and the command shows its message."""
+    """There is no operator: the command itself or the API server refuses, and the command says why."""
     wrong = small("wrong")
     wrong["spec"]["topology"]["stages"] = 0
     assert "spec.topology.stages: expected" in shell.type("submit", shell.file(wrong), code=2)
