@@ -210,7 +210,7 @@ def started() -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def tab_of(address: str) -> AsyncIterator[Tab]:
-    """Yield an empty tab of the browser at `address`, which shares nothing with other tabs."""
+    """Yield an empty tab of the browser at `address`. The tab shares no cookies and no storage with others."""
     async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
         tab = Tab(socket)
         try:

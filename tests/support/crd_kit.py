@@ -1,6 +1,6 @@
 """The BambooJob CRD, applied as by an API server: defaults, structural schema, list-map keys and CEL rules.
 
-This module, like the parser, is stricter: it refuses unknown fields, which a server drops, and 1.0 as an integer.
+Like the parser, it is stricter than a server: it refuses unknown fields, which servers drop, and 1.0 as an integer.
 """
 
 import re

@@ -95,7 +95,7 @@ class OneEngine:
         self.engine.handle(Arrived(sender or _somebody_else(plan, self.worker), frame))
 
     def sent(self) -> list[tuple[str, FrameKind, int]]:
-        """Return receivers, kinds and microbatches of the frames since the last call."""
+        """Return receivers, kinds and microbatches of the frames sent since the last call."""
         return [(peer, frame.address.kind, frame.address.microbatch) for peer, frame in self.net.take()]
 
 

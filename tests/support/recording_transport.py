@@ -10,7 +10,7 @@ from bamboo_trainer.transport.wire import Lane
 class RecordingTransport:
     """A `Transport` that records the frames it is given instead of sending them.
 
-    frames: pairs (receiver, frame), in order. addresses: the argument of the last call of `peers`.
+    frames: pairs (receiver, frame) since the last `take`, in order. addresses: the last argument of `peers`.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class RecordingTransport:
         raise AssertionError("nobody closes it")
 
     def take(self) -> list[tuple[str, Frame]]:
-        """Return the frames since the last call."""
+        """Return the pairs (receiver, frame) since the last call."""
         found, self.frames = self.frames, []
         return found
 

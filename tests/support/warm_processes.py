@@ -32,7 +32,7 @@ def start_forker(place: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes
 
 
 class WarmProcesses:
-    """The process from which warm ones are forked. From its start until close(), this process's children are warm."""
+    """The process from which warm ones are forked. Until close(), launchers that this process starts are warm."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bamboo-warm-"))

@@ -179,7 +179,7 @@ def etcd_flags(folder: Path, ports: dict[str, int]) -> list[str]:
 
 
 def no_insecure_port(flag: str, minor: int) -> list[str]:
-    """Return the flag that stops a component from also serving without TLS, which versions from 1.24 on never do."""
+    """Return the flag that stops a component from also serving without TLS; none from 1.24 on, which never does."""
     return [] if minor >= SECURE_ONLY else [f"--{flag}=0"]
 
 
