@@ -117,7 +117,7 @@ def test_the_life_of_a_release(release: Install, cluster: Cluster, namespace: st
 def test_an_operator_of_one_namespace_has_rights_there_alone_and_so_have_users(
     release: Install, cluster: Cluster, namespace: str
 ) -> None:
-    """An operator uses pods of one namespace only. Upgrading renews certificate and CRD; uninstalling deletes them."""
+    """An operator makes pods in one namespace only. Upgrading renews certificate and CRD; uninstalling deletes both."""
     other = f"{namespace}-other"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
     try:

@@ -103,7 +103,7 @@ def until_one_may_go(cluster: Cluster, namespace: str) -> None:
 
 @contextmanager
 def more_important(cluster: Cluster, namespace: str, node: str) -> Iterator[None]:
-    """Create a pod that requests all GPUs of a node. During the block its priority lets it preempt others."""
+    """Create a pod that needs all GPUs of a node, and may preempt others. Its PriorityClass lasts for the block."""
     name = f"important-{namespace}"
     cluster.api.request("POST", PRIORITIES, {"metadata": {"name": name}, "value": 1000})
     container = {"image": "x", "command": ["sleep", "1000"], "resources": {"limits": {GPU: "8"}}}

@@ -21,7 +21,7 @@ def test_plans_in_which_heirs_may_differ_are_known(stages: int, replicas: int, z
 
 
 def test_a_plan_in_which_heirs_differ() -> None:
-    """`heirs_may_differ` finds a plan in which stages 0 and 1 would go to w3 and w2 after a loss of w0 and w1."""
+    """`heirs_may_differ` is true of a plan in which w3 and w2 would get stages 0 and 1 if w0 and w1 were lost."""
     plan = planned(4, 1, 2, "a")
     assert not heirs_may_differ(plan)
     row = plan.pipelines[0]
