@@ -378,7 +378,7 @@ TAKEN, MISSING = ApiError(409, "Conflict", "taken"), ApiError(404, "NotFound", "
 
 
 class Scripted:
-    """A fake connection that returns, or raises, the given answers of each HTTP method in turn."""
+    """A fake connection that returns, or raises, the given answers of each HTTP method in turn, {} for others."""
 
     def __init__(self, **answers: list[Any]) -> None:
         self._answers = answers

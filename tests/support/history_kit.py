@@ -1,4 +1,4 @@
-"""Records of a history, as workers write them."""
+"""Records of a history as workers write them, a folder with some, and the output of `bamboo history`."""
 
 import pytest
 from typer.testing import CliRunner

@@ -54,7 +54,7 @@ class Kept:
 
 
 class Store:
-    """A history in a folder, and its followers."""
+    """A history in a folder. `followers` makes its followers; `add` writes records, and wakes them."""
 
     def __init__(self, folder: Path) -> None:
         self.url, self.told, self.records = str(folder / "h"), [], []

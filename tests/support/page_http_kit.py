@@ -66,7 +66,7 @@ def operated(namespace: str, name: str) -> OperatedJob:
 
 @asynccontextmanager
 async def cluster(reviewer: Reviewer) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    """Yield a session and the address of the operator's web port; the job team/tiny exists."""
+    """Yield a session and the URL of a server with the page of one job, team/tiny."""
     app = web.Application()
     JobPages({TEAM: operated(*TEAM)}.get, reviewer).add_to(app)
     async with serving(app) as url, aiohttp.ClientSession() as session:
