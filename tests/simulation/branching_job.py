@@ -1,7 +1,7 @@
 """A simulated job that forks its process (os.fork) at each branch, such as each instruction at which a worker may die.
 
-The child takes the branch, runs the job to its end and judges it; the parent waits for the child and then continues
-without the branch. So the common part runs once, and no branch leaves a trace in another one.
+The child takes the branch, runs the job to its end and judges it; the parent waits for it and continues without the
+branch. So the common part runs once, and no branch leaves a trace in another. With a GPU, each branch is a run instead.
 """
 
 import gc

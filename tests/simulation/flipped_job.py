@@ -17,7 +17,7 @@ from bamboo_trainer.task import Parts
 from bamboo_trainer.training import TrainingConfig
 from training_job import Job
 
-MANTISSA = 23  # bits of a number of fp32; those above are of its exponent
+MANTISSA = 23  # bits of a number of fp32; above them are exponent and sign
 
 
 class Place(StrEnum):
@@ -48,8 +48,8 @@ class Flip:
     worker: str = ""
     step: int  # that begins with the state in question
     microbatch: int = 0
-    element: int = 0
-    bit: int = MANTISSA  # of that element, counted around
+    element: int = 0  # modulo the number of the tensor's elements
+    bit: int = MANTISSA  # of that element
     every_time: bool = False
 
 
@@ -140,7 +140,7 @@ class FlippingStage(Stage):
 
 
 class FlippedJob(Job):
-    """A job with one bit flip. flipped: number of flips so far. struck: the worker in which the bit flipped."""
+    """A job in which a bit flips, once or every time. flipped: number of flips so far. struck: the flips' worker."""
 
     def __init__(self, document: dict[str, Any], flip: Flip, per_worker: int = 1) -> None:
         super().__init__(document, decide=FlippedJob.look, per_worker=per_worker)

@@ -38,7 +38,7 @@ class MemoryNetwork:
             self._queue.extend((to, down) for to, other in self._alive.items() if worker in other.known)
 
     def pump(self) -> int:
-        """Deliver all queued events, and the events that they cause, and return the number of delivered events."""
+        """Deliver all queued events that workers admit, and the events that these cause. Return their number."""
         count = 0
         while self._queue:
             to, event = self._queue.popleft()
@@ -49,7 +49,7 @@ class MemoryNetwork:
         return count
 
     def send(self, sender: "MemoryTransport", peer: WorkerId, frame: Frame) -> None:
-        """Queue a frame; drop it if a worker was killed or the sender does not know the peer. For transports only."""
+        """Queue a frame, unless either worker was killed or the sender does not know the peer. For transports only."""
         if sender.worker in self._alive and peer in sender.known and peer in self._alive:
             self._queue.append((peer, Arrived(sender.worker, travelled(frame))))
 

@@ -1,4 +1,4 @@
-"""Run the operator's simulation by hand: one seed with its log, or many on all cores.
+"""Run the operator's simulation by hand: one seed (--verbose: with its log), or many on all cores.
 
     python tests/simulation/operator_simulate.py --seed 7 [--verbose]
     python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going] [--then --seeds ...]

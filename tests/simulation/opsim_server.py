@@ -65,7 +65,7 @@ class Watch:
             self._loop.call_later(seconds, self.list, self._connection)
 
     def list(self, connection: int | None = None) -> None:
-        """Resume an interrupted watch: schedule notifications of all objects. Ignore calls of earlier connections."""
+        """Start or resume the watch: schedule notifications of all objects. Ignore calls of earlier connections."""
         if not self.listening and connection in (None, self._connection):
             self.listening = True
             for thing in self.objects.values():

@@ -302,7 +302,7 @@ class OperatorSimulation:
         return [pod for pod in self.pods.objects.values() if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
 
     def collect(self, pod: Object) -> None:
-        """Delete a pod whose owner is gone, within 3 s, as the garbage collector does."""
+        """Delete a pod whose owner is gone or being deleted, within 3 s, as the garbage collector does."""
         self.loop.call_later(self.rng.uniform(0.0, 3.0), self.server.delete, "pods", pod)
 
     def _start(self, pod: Object) -> Process:

@@ -62,7 +62,7 @@ class User:
         handlers.get(disturbance.kind, self._lose)(disturbance)
 
     async def heal(self) -> None:
-        """End all disturbances but deletions under way; create the job again if deleted, resume it, mend its spec."""
+        """End all disturbances but losses under way; create the job again if deleted, resume it, mend its spec."""
         self._simulation.log("all trouble is over")
         self._healed = True
         simulation, server = self._simulation, self._simulation.server
@@ -254,7 +254,7 @@ class User:
             )
 
     def _lose(self, disturbance: Disturbance) -> None:
-        """Kill, freeze or delete one worker, its pod or its node, or only taint the node."""
+        """Kill or freeze one worker, delete its pod, or taint, stop or take its node, if that is allowed now."""
         simulation, pods = self._simulation, self._simulation.living_pods()
         if not pods:
             return

@@ -1,4 +1,4 @@
-"""The computation of a simulated job, on small exact integers, and an oracle that returns the expected result.
+"""The computation of a simulated job, on exact integers, and an oracle that returns the expected result.
 
 Every value is a hash of all that went into it, so a contribution that is lost, doubled, stale or of another
 microbatch changes all that follows. Within a group of microbatches the gradient's accumulation depends on the order

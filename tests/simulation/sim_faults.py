@@ -16,7 +16,7 @@ SPAN_SECONDS = 0.1  # about one step
 
 class FaultKind(StrEnum):
     KILL = "kill"
-    VANISH = "vanish"  # the node is gone: nobody sees a closed connection for long
+    VANISH = "vanish"  # the node is gone: nobody sees a closed connection for a long time
     KILL_AT = "kill at"  # when it starts or has ended an instruction
     KILL_SENDING = "kill sending"  # before it sends a frame
     FREEZE = "freeze"
@@ -30,10 +30,10 @@ class FaultKind(StrEnum):
     PARTITION = "partition"  # channel and all links of a worker
     CAPACITY = "capacity"  # no new workers for a while
     RESTART = "restart"  # the coordinator
-    SCHEDULE = "schedule"  # an edit: another one
+    SCHEDULE = "schedule"  # an edit: another schedule
     KILL_STAGE = "kill stage"  # all workers that hold it
     KILL_ALL = "kill all"
-    KILL_ZONES = "kill zones"  # in one instant: all workers in as many zones as there are replicas
+    KILL_ZONES = "kill zones"  # in one instant: all workers in as many zones as there are replicas, two at most
 
 
 KILLS = (
@@ -83,8 +83,8 @@ class Fault:
 class Scenario:
     """A job and its faults.
 
-    care: which faults wait. 0: none. 1: kills that would take the last copy of a stage that the coordinator knows. 2:
-    every fault, until the job has recovered from the previous one; an unrecoverable job is then always a failure.
+    care: which faults wait. 0: none. 1: deadly ones, while they would take the last known copy of a stage or workers
+    have not applied the plan after a loss. 2: all but harmless ones, until the job has recovered, as it always can.
     """
 
     seed: int
@@ -219,8 +219,8 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
 
 
 def _with_callbacks(job: Scenario, rng: random.Random) -> Scenario:
-    """Let half of the kills of single workers strike before or after a write of the history or of a callback's
-    state.
+    """Write a history for a callback. Let half of the kills of single workers strike before or after a write of the
+    history or of the callback's state.
     """
     faults = []
     for fault in job.faults:
@@ -329,8 +329,8 @@ def _slow(rng: random.Random, fault: Fault, early: bool) -> Fault:
 
 
 def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
-    """Make several pipelines, with one stage in half of the jobs. Half of the kills at an instruction or frame strike
-    workers that share a lost cell.
+    """Make several pipelines, with one stage in at least half of the jobs. Move half of the kills at an instruction or
+    frame to those by which workers share a lost cell, or to a forward or backward.
     """
     a, pipelines = job.arithmetic, rng.choice((2, 3, 3, 4, 4, 5))
     stages = min(a.stages, rng.choice((1, 1, 2, 3)))
@@ -375,12 +375,12 @@ def _at_portion(rng: random.Random, fault: Fault) -> Fault:
 
 
 def _with_split_backwards(job: Scenario, rng: random.Random) -> Scenario:
-    """Split backwards into two parts, and let faults at a backward strike one of the parts."""
+    """Split backwards into two parts, and let kills at a forward or backward strike a backward or a part of one."""
     return replace(job, schedule="ZBH1", faults=tuple(_at_parts(rng, fault) for fault in job.faults))
 
 
 def _with_schedules(job: Scenario, rng: random.Random) -> Scenario:
-    """Add edits of the schedule before, after and among the faults: a step before a fault, or right after it struck."""
+    """Add edits of the schedule: a step before some faults, right after others struck, and three at random steps."""
     faults: list[Fault] = []
     for fault in job.faults:
         edit = replace(fault, what=FaultKind.SCHEDULE, step=max(0, fault.step - 1), neighbours=0, with_node=False)

@@ -42,7 +42,7 @@ class FaultInjector:
         self._over = True
 
     def look(self) -> None:
-        """Arm the due faults. A chained fault is due only after the previous fault."""
+        """Arm the faults whose step has come, up to the next chained one. Drop a chained one if none has struck."""
         while self.left and (self.left[0].step <= self.job.commit + 1 or self.left[0].step < 0):
             if self.left[0].chained and not self.struck:
                 self.left.pop(0)  # what it was chained to has been left out
@@ -208,7 +208,7 @@ class FaultInjector:
                 job.edit_schedule()
 
     def _all(self, fault: Fault, node: "Node") -> list["Node"]:
-        """Return the workers that the fault strikes in the same instant, this one included."""
+        """Return the workers that the fault strikes in the same instant if it befalls this one."""
         job, plan = self.job, self.job.state.plan
         living = [n for n in job.nodes.values() if n.alive]
         match fault.what:

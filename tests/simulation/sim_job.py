@@ -126,7 +126,7 @@ class Simulation:
             self._settle()
 
     def _nothing_happens(self) -> bool:
-        """Return whether the job hangs. If the coordinator has lost all workers, it may be quiet for longer."""
+        """Return whether the job hangs. It may be quiet for longer while all workers of the coordinator are dead."""
         quiet = self.clock.now - self.active_at
         if quiet <= PATIENCE_SECONDS:
             return False
@@ -314,7 +314,7 @@ class Simulation:
         return self.injector.instruction(node, what, step)
 
     def turned(self, node: Node) -> None:
-        """Check the invariants after a worker's turn, even if the worker has died in it."""
+        """Check, after a worker's turn, its reports of takeovers and its commits. A dead worker passes."""
         if node.alive:
             self.checked(self.checks.told, node)
         self.checked(self.checks.agreed, node, lambda w: self.nodes[w].alive and w not in self.state.membership.gone)
@@ -355,7 +355,7 @@ class Simulation:
 
 
 class _Alarm(logging.Handler):
-    """A log handler that fails the run when the product logs a warning or an error, except the warning of a checkpoint
+    """A log handler that fails the run when the trainer logs a warning or an error, except the warning of a checkpoint
     that cannot be read when the scenario lets reads fail.
     """
 

@@ -37,7 +37,7 @@ def seeds_of(arguments: argparse.Namespace) -> range:
 
 
 def spare_the_collector() -> None:
-    """Exempt imported modules from garbage collection, since a worker collects whenever it drops its states."""
+    """Collect garbage seldom, and never in imported modules, since a worker collects whenever it drops its states."""
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
 

@@ -2,8 +2,8 @@
 lane.
 
 A link keeps order; links are independent. A new link keeps frames until it stands or fails; a broken link drops them.
-Frames are copied when they arrive, so a write to a tensor after it was sent shows. The queue of a dying sender is cut
-at a random place.
+Frames are copied when they arrive, so a write to a tensor after it was sent shows. When a sender dies, a random number
+of its frames on their way still arrive.
 """
 
 import random
@@ -36,7 +36,7 @@ class Link:
     state: str = "forming"
     queue: deque[Frame] = field(default_factory=deque)
     flying: deque[Frame] = field(default_factory=deque)
-    connection: int = 0  # grows when one ends: what it carried is lost
+    connection: int = 0  # grows when one breaks while its sender lives: what it carried is lost
     latest: float = 0.0  # nothing arrives before that
     since: float = 0.0  # of the attempt to form it
     failures: int = 0
@@ -65,7 +65,7 @@ class End:
             self.network.send(self, peer, frame)
 
     def is_sending(self, peer: WorkerId, lane: Lane) -> bool:
-        """Return whether frames to the worker wait or are on their way; see `Transport`."""
+        """Return whether frames to the worker on this lane wait or are on their way; see `Transport`."""
         link = self.outbound.get((peer, lane))
         return link is not None and bool(link.queue or link.flying)
 
@@ -79,7 +79,7 @@ class End:
 
 
 class Network:
-    """All links between workers. slowness: a factor on every delay."""
+    """All links between workers. slowness: a factor on latencies, and on the time until a broken link is noticed."""
 
     def __init__(self, clock: Clock, rng: random.Random, slowness: float) -> None:
         self.clock, self.rng, self.slowness = clock, rng, slowness
@@ -183,8 +183,8 @@ class Network:
     # breaking
 
     def _break(self, link: Link, seen: tuple[float, float], kept: int | None = None) -> None:
-        """Break a link. seen: seconds until sender and receiver notice. kept: number of frames that still arrive from a
-        sender that has ended; None: the sender lives, and frames on their way are lost.
+        """Break a link. seen: seconds until sender and receiver notice. kept: number of frames on their way that still
+        arrive when the sender has closed the link; None: it has not, and all of them are lost.
         """
         if link.state != "standing":
             return
@@ -253,7 +253,7 @@ class Network:
             self._attempt(link)
 
     def cut(self, sender: WorkerId, receiver: WorkerId, lanes: tuple[Lane, ...], seconds: float) -> None:
-        """Break the links from sender to receiver, losing frames on their way, and allow no new link for `seconds`."""
+        """Break these lanes' links from sender to receiver, losing their frames, and allow none for `seconds`."""
         for lane in lanes:
             self.cuts[(sender, receiver, lane)] = self.clock.now + seconds
             end = self.ends.get(sender)
@@ -262,7 +262,7 @@ class Network:
                 self._break(link, (self._soon(), self._soon()))
 
     def stall(self, sender: WorkerId, receiver: WorkerId, seconds: float) -> None:
-        """Hold back all frames that the sender sends to the receiver until `seconds` have passed; none is lost."""
+        """Hold back further frames on the existing links from sender to receiver for `seconds`; none is lost."""
         for (peer, _), link in self.ends[sender].outbound.items() if sender in self.ends else []:
             if peer == receiver:
                 link.latest = max(link.latest, self.clock.now + seconds)

@@ -1,4 +1,4 @@
-"""A stand-in for a stage of the model that compares all its inputs with the oracle of `sim_arithmetic`."""
+"""A stand-in for a stage of the model that compares each step's inputs with the oracle of `sim_arithmetic`."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -161,7 +161,7 @@ class StandInValues:
         self.version += 1
 
     def allow_commit(self) -> None:
-        """Do nothing, as rates and parameters are whole numbers here."""
+        """Do nothing, as rates and parameters are always finite here."""
 
     def skip(self) -> None:
         self.require("skipped", self.version in self.arithmetic.skipped, True)

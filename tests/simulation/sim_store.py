@@ -1,7 +1,7 @@
 """A simulated store of checkpoints that may be slow, refuse or damage files.
 
 A part becomes durable some time after its worker has given it, if the worker still lives then. Commits are checked
-against the oracle, and reads return what was written, unless it was damaged.
+against the oracle, and reads return what was written, unless it was damaged or, by chance, cannot be read.
 """
 
 import random
@@ -93,7 +93,7 @@ class SimStore:
         writer.tell(protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None)))
 
     def read(self, checkpoint: CheckpointId, layers: Iterable[int]) -> dict[int, LayerState]:
-        """Return the states of a checkpoint's layers. Raises RestoreError if damaged or, by chance, unreadable."""
+        """Return these layers' states in a checkpoint. Raises RestoreError if damaged or, by chance, unreadable."""
         if checkpoint not in self.committed:
             raise Violation(f"{checkpoint} is read, which was never committed")
         if checkpoint in self.damaged:

@@ -127,8 +127,8 @@ class Late:
 class Node:
     """A worker's process.
 
-    speed, slow: factors on the time of its work. late: seconds before it answers a report request. spent: seconds since
-    its turn began, which pass for this worker alone.
+    slow: a factor on the time of layers, where the job says how long they take; speed: on the time of all other work.
+    late: seconds before it answers a report request. spent: seconds since its turn began, for this worker alone.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Node:
         self.transport: End = around.network.attach(name, self.put, self._on_send)
         self.alive, self.frozen, self.notified, self.asleep = True, False, False, True
         self.exit_code: int | None = None
-        self.told: list[Message] = []  # last, of checkpoints
+        self.told: list[Message] = []  # the last four about checkpoints
         self.last = ""  # instruction
         self.hangs = 0.0  # seconds that the next instruction takes longer
         self.stuck_at: float | None = None  # since when it is inside one that hangs
@@ -183,8 +183,8 @@ class Node:
             self.around.clock.after(0.0, self._wake)
 
     def end(self, code: int | None, silent: float = 0.0) -> None:
-        """End the process. silent: seconds until other workers see closed connections, as after the loss of its
-        node.
+        """End the process. silent: seconds until other workers and the coordinator see closed connections, as after
+        the loss of its node.
         """
         if not self.alive:
             return

@@ -1,4 +1,4 @@
-"""Run the protocol simulation by hand: one seed with its log, or many on all cores.
+"""Run the protocol simulation by hand: one seed (--verbose: with its log), or many on all cores.
 
     python tests/simulation/simulate.py --seed 7 [--verbose] [--faults 0,2] [--shrink]
     python tests/simulation/simulate.py --seeds 0:100000 [--keep-going]
@@ -6,7 +6,7 @@
 
 Each kind of scenario has a flag; flags can be combined.
 --record: writes a line for each seed, with a hash of its events (every frame that is sent, every instruction and
-message, with their times). A change that must not change the behaviour leaves the file unchanged.
+message but heartbeats, with their times). A change that must not change the behaviour leaves the file unchanged.
 """
 
 import argparse

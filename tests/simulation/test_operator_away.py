@@ -1,4 +1,4 @@
-"""Edits of a job whose operator is killed shortly before or after the edit, at each of several times.
+"""Edits of a job whose operator is killed shortly before or after the edit, and losses of workers without an operator.
 
 The real operator runs in virtual time; another one starts a few seconds after the kill.
 """
@@ -30,7 +30,7 @@ def some(points: Sequence[float]) -> list[Any]:
     return [point if point in points else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
 
 
-SOON = some([0.05])  # before the operator has done anything about the edit
+SOON = some([0.05])  # not slow: before the operator has done anything about the edit
 
 
 def job_of(seed: int, *, steps: int = 40, **changes: Any) -> ClusterScenario:
@@ -149,7 +149,7 @@ class OutOfMoney(Suspended):
 
 
 class SuspendedWhileTakenOver(Suspended):
-    """A scenario in which the job is suspended while a new operator may not know all workers yet."""
+    """A scenario in which a job is suspended `kill_at` s after a new operator starts, when it may lack workers."""
 
     async def course(self) -> None:
         await self.stop_operator()
@@ -161,7 +161,7 @@ class SuspendedWhileTakenOver(Suspended):
 
 
 class TrainsOn(Away):
-    """A scenario in which workers follow an edit without a restart. followed: returns what is missing, or None."""
+    """A scenario in which a job follows an edit and does not begin anew. followed: returns what is missing, or None."""
 
     def __init__(self, *given: Any, followed: Callable[["TrainsOn"], str | None]) -> None:
         super().__init__(*given)
@@ -264,7 +264,7 @@ def other_schedule(spec: Object) -> None:
 
 
 def nothing(_: Object) -> None:
-    """Leave the spec alone, for jobs that are deleted instead."""
+    """Leave the spec alone, in scenarios without an edit."""
 
 
 def schedule_is_not_the_new_one(simulation: TrainsOn) -> str | None:

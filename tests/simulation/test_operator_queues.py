@@ -27,7 +27,7 @@ CLASSES = {"urgent": 100, "needed": 10, "growth": 1}
 
 
 def of_two_stages(seed: int, *, steps: int, **changes: Any) -> ClusterScenario:
-    """Return a scenario with a job of one to `most` pipelines of two stages; a step takes about a second."""
+    """Return a scenario with a job of one to `most` pipelines of two stages; a step takes a few seconds."""
     made = scenario(seed, queued=True)
     sizes = {"stages": 2, "pipelines": 1, "microbatches": 4, "steps": steps, "sizes": (1,) * 6, "groups": 2}
     arithmetic = replace(made.arithmetic, **sizes)

@@ -84,7 +84,7 @@ def messages(jobs: Jobs, part: str) -> int:
 
 
 def stopped_early(jobs: Jobs) -> bool:
-    """Return whether some jobs were ended early by an evaluation, and others by a decision."""
+    """Return whether at least four jobs ended early, some of them by an evaluation and others by a decision."""
     stopped = [job for job in jobs if job.finish is not None and job.finish.reason == "EarlyStopped"]
     return len(stopped) > 3 and {job.scenario.arithmetic.by_decision for job in stopped} == {True, False}
 
@@ -220,7 +220,7 @@ def test_protection_comes_back_while_training_goes_on(seed: int) -> None:
 
 
 def long_run(short: Scenario) -> Scenario:
-    """Return a small pipeline with spare workers, and only faults that end long before the job does."""
+    """Return a small pipeline with a spare worker, and only faults that end long before the job does."""
     stages = 2 + short.seed % 2
     a = replace(
         short.arithmetic, stages=stages, pipelines=1, microbatches=2, groups=2, steps=70, sizes=(2,) * stages, ties=()

@@ -1,6 +1,6 @@
 """The real coordinator and the real engines in one thread, on an in-memory network with a virtual clock.
 
-Everything is deterministic: a job is a function of its manifest and its faults.
+Everything is deterministic: a run is a function of the job's arguments.
 """
 
 import hashlib
@@ -61,13 +61,13 @@ from manifest_kit import bamboojob, training
 from memory_transport import MemoryNetwork
 from stage_kit import state_of
 
-NOT_TOLD = ("bamboo_trainer.models.gpt:build", "bamboo_trainer.models.mlp:build")  # what a job trains with
+NOT_TOLD = ("bamboo_trainer.models.gpt:build", "bamboo_trainer.models.mlp:build")  # about the training
 OPERATIONS = 1e6  # of each layer, which a worker of a cluster counts
 
 
 @cache
 def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> Task:
-    """Return a task of the model library, loaded and prepared as workers prepare it. Cached."""
+    """Return a task of the model library or of plain_models, loaded and prepared as workers prepare it. Cached."""
     return settled(load_task(entrypoint, json.loads(config), training), seed)
 
 
@@ -77,7 +77,7 @@ class Killed(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kill of the first worker that starts this instruction or, if `after` is set, has just ended it."""
+    """The start or, if `after` is set, the end of an instruction. A job's `faults` kill the first worker there."""
 
     name: str
     cell: Cell
@@ -356,7 +356,7 @@ class Job:
             self.kill(node.name)
 
     def _times(self, node: Node) -> tuple[StageTimes, ...] | None:
-        """Return the stage times that the worker reports: measured ones, or those of `layer_seconds`."""
+        """Return the stage times that the worker reports: measured ones (None: not due) or those of `layer_seconds`."""
         plan, seconds = self.state.plan, self._layer_seconds
         if seconds is None or plan is None:
             return node.engine.times_due(self.now)
