@@ -84,7 +84,7 @@ class Scenario:
     """A job and its faults.
 
     care: which faults wait. 0: none. 1: deadly ones, while they would take the last known copy of a stage or workers
-    have not applied the plan after a loss. 2: all but harmless ones, until the job has recovered, as it always can.
+    have not applied the plan after a loss. 2: all but harmless ones, until the job has recovered; with replicas it can.
     """
 
     seed: int

@@ -156,7 +156,7 @@ READY = WorkerReady(samples=12, steps=2, data=record_of(small_task(), 0))
 
 
 class Own(BaseException):
-    """An exception class of a task that does not derive from Exception."""
+    """A task's exception class, which does not derive from Exception."""
 
 
 RAISED: dict[str, type[BaseException]] = {
@@ -183,7 +183,7 @@ def plan() -> Plan:
 
 
 class Channel:
-    """A fake control channel. `answers` returns the coordinator's answers to a message.
+    """A fake control channel. `answers` returns the coordinator's answers to a message, or to a wake (None).
 
     said: the messages of the agent. sent: class of each message and whether it may be late; ("wake", False) for a wake.
     """

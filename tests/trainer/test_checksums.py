@@ -1,4 +1,4 @@
-"""Checksums of tensors and of a stage's state, and refusal of forwards that change constants."""
+"""Checksums of tensors and of a stage's state; refusal of states that cannot be sent, and of changed constants."""
 
 from dataclasses import replace
 from functools import partial
@@ -51,7 +51,7 @@ def test_a_device_comes_to_the_sum_of_the_host(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Rotary(nn.Linear):
-    """A layer with a table of complex numbers, as rotary embeddings use one."""
+    """A layer with a table as rotary embeddings have, of complex numbers or cast to `dtype`."""
 
     def __init__(self, dtype=torch.complex64):
         super().__init__(2, 2)

@@ -1,4 +1,4 @@
-"""Compiled layers: equal bits on every worker, all code made before the first forward, and no silent fallback."""
+"""Compiled layers: equal bits on every worker, code made before the first forward if possible, no silent fallback."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,8 +68,8 @@ def test_blocks_of_a_split_module_are_compiled_and_its_own_code_is_not() -> None
 
 
 def test_all_code_is_there_before_the_first_forward_and_a_repetition_has_the_same_bits(tmp_path: Path) -> None:
-    """No first step or takeover waits for a compiler. Repetitions on another holder, layer by layer, as a rehearsal,
-    and after another microbatch have the bits of the first run.
+    """No first step, takeover or rehearsal waits for a compiler. Repetitions on another holder, layer by layer, or
+    after another microbatch have the bits of the first run.
     """
     task, before = small_gpt(tmp_path, dropout=0.1), made()
     one = chain(task, SPLITS[2], COMPILED)

@@ -10,7 +10,7 @@ from stage_kit import CONFIG, at, small_gpt, small_task
 
 
 class Counts(nn.Module):
-    """A layer that branches on values, which do not exist without data."""
+    """A layer that reads values, which do not exist without data."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * float(x.sum())

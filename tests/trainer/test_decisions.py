@@ -28,7 +28,7 @@ def after_seven(done: Committed, memory: Memory) -> Decision:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return a task in which layer 0 and layer 3's bias are frozen for three steps. config: `tied` ties two biases."""
+    """Return a task with four decisions, or only those that config's `decisions` names. `tied`: two biases are tied."""
     decisions = {
         "slowing": slowing,
         "plateau": reduce_on_plateau(factor=0.5, patience=1, threshold=0.2),

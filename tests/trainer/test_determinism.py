@@ -1,4 +1,4 @@
-"""The determinism guard: it names the worker whose bits differ, and ends only tasks that are not deterministic."""
+"""The determinism guard: it names layers or workers with other bits, and ends only tasks that are not deterministic."""
 
 import random
 import re

@@ -26,7 +26,7 @@ from stage_kit import CONFIG, chain, one_step, small_task, state_of
 
 
 class Mixed(nn.Linear):
-    """A layer with buffers of every size and type."""
+    """A layer with buffers of several sizes and types."""
 
     def __init__(self):
         super().__init__(3, 3)

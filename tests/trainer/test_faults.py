@@ -1,4 +1,4 @@
-"""Real processes and sockets: workers killed or frozen at chosen instructions, and at random; weights bit-equal."""
+"""Real processes and sockets: workers killed, frozen or given notice, some at random; weights bit-equal."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""A callback is called for each record once, in order, and its state is saved together with its position."""
+"""Each record counts once, and in order, in a callback's state, which is saved together with its position."""
 
 import json
 import threading

@@ -168,7 +168,7 @@ class Paused(Exception):
 
 
 def stopped(document: dict[str, Any], until: int) -> Job:
-    """Return a job that is stopped at a step, in the middle of its work."""
+    """Return a job that is stopped in step `until`, in the middle of its work, or that has ended (-1)."""
     paused: list[int] = []
 
     def decide(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The job's history across roots that die, freeze, and join late, and stores that do not answer."""
+"""The job's history across roots that die or join late, returns to checkpoints, and stores that do not answer."""
 
 import json
 import threading

@@ -1,7 +1,7 @@
 """A job's history and a callback's state when its workers are killed, with real processes and files: no gaps and no
 duplicates.
 
-tests/simulation/ kills workers at every instruction, and at every write of the history.
+tests/simulation/ kills workers at any instruction, and at any write of the history.
 """
 
 import json

@@ -42,7 +42,7 @@ class Hub:
 
     @property
     def files(self) -> list[str]:
-        """Return the names of the fetched files."""
+        """The names of the fetched files."""
         fetched = (path for method, _, path in (one.partition(" ") for one in self.asked) if method == "GET")
         return sorted(path.rpartition(f"/{COMMIT}/")[2] for path in fetched if "/resolve/" in path)
 

@@ -276,7 +276,7 @@ def alive(job: Job) -> int:
 
 @dataclass
 class Shortage:
-    """A hook that kills a worker at step `lost_at` and has no nodes until step `over_at`, or for ever if that is None.
+    """A hook that kills a worker at step `lost_at`, and lets no new one start until step `over_at`; None: for ever.
 
     turns: the number of turns since the re-split began.
     """

@@ -147,7 +147,7 @@ def test_a_scale_that_is_no_power_of_two_is_refused(scale: float) -> None:
 
 
 def times(factor: float) -> Task:
-    """Return a task whose loss is multiplied by a factor."""
+    """Return a task whose loss is the mean output times a factor."""
     return replace(build({}), loss=lambda outputs, targets: outputs[0].mean() * factor)
 
 

@@ -23,7 +23,7 @@ def muon_and_adagrad(named: Named) -> Combined:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return a task with a layer without matrices and a layer with matrices only."""
+    """Return a task of a layer without matrices, one with matrices only, and one with both."""
     layers = (lambda: nn.LayerNorm(2), lambda: nn.Linear(2, 2, bias=False), lambda: nn.Linear(2, 2))
     return small_task(layers=layers, optimizer=muon_and_adagrad, learning_rate=lambda step: 0.02 / (1 + step))
 

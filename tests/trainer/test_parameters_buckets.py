@@ -1,4 +1,4 @@
-"""A first stage's gradient in buckets: each sent during the last backward, with the bits of a whole backward."""
+"""A first stage's gradient in buckets: sent while the last backward goes on, with the bits of a whole backward."""
 
 from collections.abc import Callable
 from dataclasses import replace

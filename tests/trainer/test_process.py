@@ -1,4 +1,4 @@
-"""A worker's process: a gate before its forwards and backwards, and the trainer's service for a command."""
+"""A worker's process: a gate before its forwards and backwards; and a command that finds no trainer."""
 
 import os
 import signal

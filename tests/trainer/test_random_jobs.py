@@ -1,4 +1,4 @@
-"""Random rows of the table in test_same_bits.py, grids and disasters: the bits equal those of one undisturbed worker.
+"""Jobs drawn at random (rows of test_same_bits.py, grids, lost workers) have the bits of one undisturbed worker.
 
 One job by hand: BAMBOO_RANDOM_JOBS=12:13 python -m pytest tests/trainer/test_random_jobs.py -m slow
 """
@@ -22,8 +22,8 @@ FIRST, END = (int(one) for one in os.environ.get("BAMBOO_RANDOM_JOBS", "1:40").s
 
 @dataclass
 class Disaster:
-    """A hook that takes workers some turns after a step began, and suspends the job. at: for each step, the number of
-    turns, and whom it takes: "one" worker, all holders of a "stage", or "all"; "notice": all get notice instead.
+    """A hook that kills workers some turns after a step began, and may suspend the job. at: by step, the number of
+    turns, and whom it kills: "one" worker, all holders of a "stage", or "all"; "notice": all get notice instead.
     """
 
     at: dict[int, tuple[int, str]]

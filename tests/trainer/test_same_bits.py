@@ -364,7 +364,7 @@ def ended(job: Job) -> dict[str, Any]:
 
 
 def check_kills(table: Table, name: str, grid: Grid, *, anywhere: bool = False) -> set[str]:
-    """Check that neither the grid nor a kill changes the bits: of the root in a wide grid, of stage 1 in a deep grid.
+    """Check that neither the grid nor a kill changes the bits. Wide grids lose the root, deep ones stage 1's owner.
 
     Returns the instructions at which a worker was killed. anywhere: kill before and after every instruction, not only
     before those of the row.

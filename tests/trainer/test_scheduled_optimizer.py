@@ -61,7 +61,7 @@ WAYS = ({"foreach": True}, {"fused": True}, {"maximize": True}, {"weight_decay":
 
 
 def ways(name: str) -> Iterator[dict[str, Any]]:
-    """Yield all combinations of up to three of WAYS, none included, that one of torch's optimizers accepts."""
+    """Yield all combinations of zero to three of WAYS that the optimizer of this name in torch accepts."""
     known = signature(getattr(torch.optim, name)).parameters.keys()
     for chosen in (some for count in range(4) for some in combinations(WAYS, count)):
         settings = {key: value for way in chosen for key, value in way.items()}

@@ -19,7 +19,7 @@ QUICK = ("gpt2", "llama")
 
 
 def packed(folder: Path) -> dict[str, Any]:
-    """Write documents, some longer than a sequence, and one alone in a sequence. Return the config of the data."""
+    """Write documents, some of which are longer than a sequence. Return the config of the data."""
     text = folder / "text.txt"
     lines = ["a bee", "it", "x" * 5, "one document that is longer than a whole sequence of it", "and", "so on"] * 12
     text.write_text("\n".join(lines))

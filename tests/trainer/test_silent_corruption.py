@@ -1,4 +1,4 @@
-"""Silent corruption: a flipped bit is found, and the job goes back once to undo it."""
+"""Silent corruption: a flipped bit is found, and the job goes back once to undo it, or ends."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tokenizers: texts are cut by the model's own tokenizer, and into bytes only on request."""
+"""Tokenizers: texts are cut by the model's own tokenizer or a named one, and into bytes only on request."""
 
 from pathlib import Path
 from typing import Any

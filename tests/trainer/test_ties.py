@@ -138,7 +138,7 @@ def aliases() -> tuple[Callable[[], nn.Module], ...]:
 
 
 def parts(*columns: slice) -> tuple[Callable[[], nn.Module], ...]:
-    """Return layers whose weights are columns of one matrix."""
+    """Return factories of layers whose weights are columns of one matrix."""
     whole = torch.zeros(4, 8)
 
     def layer(chosen: slice) -> nn.Module:

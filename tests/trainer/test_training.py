@@ -1,4 +1,4 @@
-"""The length of a training in samples, tokens or epochs, and workers with different data."""
+"""The length of a training in tokens or epochs, and workers with different data."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -21,7 +21,7 @@ STEPS = 4
 
 
 class Careless(torch.optim.AdamW):
-    """An optimizer that writes a number into a parameter, or into its own state, after step `at`. place: where."""
+    """An optimizer that writes `number` into parameters of shape [3], or into their state `place`, after step `at`."""
 
     def __init__(self, params: Any, *, at: int, number: float, place: str) -> None:
         super().__init__(params, lr=0.05)
@@ -49,7 +49,7 @@ def careless(number: float, at: int, place: str = "parameter") -> Task:
 
 
 def ended(job: Job) -> str:
-    """Return the error with which a worker of the job ended."""
+    """Run the job, and return the error with which a worker ended."""
     with pytest.raises(TaskError) as caught:
         job.run()
     assert job.finish is None, "nothing may say that the job is complete"

@@ -26,7 +26,7 @@ SPLITS = ([(0, 4)], [(0, 1), (1, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)])
 
 
 def plainly(task: Task, config: TrainingConfig, steps: int, *, weighted: bool) -> tuple[list[float], dict[str, Tensor]]:
-    """Train in plain PyTorch on the mean over a global batch's valid tokens or, if not weighted, its microbatches."""
+    """Train in plain PyTorch; return losses and state. weighted: take means over valid tokens, not microbatches."""
     layers = nn.ModuleList(build_layer(task, config.seed, i) for i in range(len(task.layers)))
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.3, momentum=0.9)
     losses = []

@@ -31,8 +31,8 @@ def test_the_heir_computes_weight_gradients_last() -> None:
 
 
 def test_in_a_1f1b_job_too_what_is_taken_over_postpones_weight_gradients() -> None:
-    """Weight gradients are postponed in the step of the takeover alone, whichever worker is lost then. The bits are
-    those of an undisturbed run.
+    """Weight gradients are postponed in the cell and step of the takeover alone. The bits are those of an undisturbed
+    run, even if the heir is lost in the same step.
     """
     document, lost = manifest(3, 1, schedule="1F1B"), Fault("Backward", Cell(0, 1), 2, 3)
     expected = Job(document).run()
