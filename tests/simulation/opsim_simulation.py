@@ -322,7 +322,7 @@ def never_starts(pod: Object) -> bool:
 
 
 class _Alarm(logging.Handler):
-    """A log handler that fails the run when the product logs an error."""
+    """A log handler that writes to the run's log, and fails the run when the product or asyncio logs an error."""
 
     def __init__(self, simulation: OperatorSimulation) -> None:
         super().__init__(logging.INFO)

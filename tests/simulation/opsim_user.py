@@ -1,4 +1,4 @@
-"""The actors of a simulated cluster: the job's user, the cloud, and other disturbances."""
+"""Disturbances of a simulated cluster by the job's user, the cloud and others."""
 
 import asyncio
 import copy

@@ -55,7 +55,7 @@ class Fault:
     what: FaultKind
     step: int  # armed when that many steps are committed (-1: at once)
     delay: float  # seconds from then
-    chained: bool  # armed when the fault before it struck
+    chained: bool  # armed when the fault before it strikes, or at its step if any has struck
     # role, pipeline, stage: whom it befalls
     role: str
     pipeline: int

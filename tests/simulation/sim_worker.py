@@ -93,7 +93,7 @@ class Surroundings(Protocol):
 
 
 class SimCopy:
-    """A copy that reads its originals when it is started, as in the order of a GPU's stream."""
+    """A copy of the values at its start, as on a GPU's stream, which is ready at a later time."""
 
     def __init__(self, parts: Parts, clock: Clock, at: float) -> None:
         self._parts, self._clock, self._at = parts, clock, at
@@ -121,7 +121,7 @@ class SimCopies(AtOnce):
 
 
 class Late:
-    """A report request that the worker answers after a delay."""
+    """The end of a worker's delay before it answers a report request."""
 
 
 class Node:

@@ -193,7 +193,7 @@ class StagesOfWorker:
 
 
 class Watch:
-    """The observer of one worker, which raises Killed at the instructions of the faults."""
+    """The observer of one worker, which records its instructions, and raises Killed at those of the job's faults."""
 
     def __init__(self, job: "Job", worker: str) -> None:
         self.job, self.worker = job, worker

@@ -269,9 +269,9 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
 def killed_with_neighbours(
     document: dict[str, Any], step: int, replicas: int, cell: Cell | None = None, kind: Kind | None = None
 ) -> dict[Fault, int]:
-    """Kill, in a job for each instruction of a step, its worker and owners of earlier stages: `replicas` workers.
+    """Kill `replicas` workers at each instruction of a step, in a job each: its worker, and owners of earlier stages.
 
-    cell: whose instructions; None: all. kind: try only one instruction of each. Return the repeated forwards by kill.
+    cell: whose instructions; None: all. kind: if given, only one of each is tried. Return repeated forwards by kill.
     """
     document["spec"]["redundancy"]["replicas"] = replicas
     stages = document["spec"]["topology"]["stages"]

@@ -61,7 +61,7 @@ def test_a_boundary_tensor_goes_to_who_runs_its_microbatch_when_the_plan_changes
     assert not portions.accept(mine), "of a committed step"
 
 
-# The owner of the last stage of pipeline 1 is lost. That of pipeline 0 takes it over; the first stage's keeps its sums.
+# Pipeline 1 loses the last stage's owner. Pipeline 0's last owner is the heir; pipeline 1's first one keeps the sums.
 FOUR = initial_plan([Peer(worker=f"w{i}", host="h", port=1) for i in range(4)], ((0, 2), (2, 3)), 2, SPEC, NONE)
 LOST, KEEPER, HEIR = Cell(1, 1), FOUR.at(Cell(1, 0)).owner, FOUR.at(Cell(0, 1)).owner
 TAKEN = Assignment(owner=HEIR, portions=(Portion(worker=HEIR, first=0, end=4),))

@@ -176,7 +176,7 @@ class Unkept(Callback):
         return self.state
 
     def on_step(self, step: Any) -> None:
-        """Do nothing: a callback is made at its first call."""
+        """Do nothing: only `state_dict` matters here."""
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def payloads_frames(draw: st.DrawFn) -> Frame:
 
 
 class Paused(Exception):
-    """A signal that stops a job at a step."""
+    """Raised to stop a job at a step."""
 
 
 def stopped(document: dict[str, Any], until: int) -> Job:

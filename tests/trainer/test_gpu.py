@@ -1,5 +1,5 @@
 """Training on a GPU, if there is one: equal bits on any grid and after losses of workers, and memory as counted.
-BAMBOO_TEST_DEVICE=cpu runs the same tests without a GPU, and test_pretended_gpu.py on pretended GPUs.
+BAMBOO_TEST_DEVICE=cpu runs most of these tests on the CPU, and test_pretended_gpu.py on pretended GPUs.
 """
 
 import gc
