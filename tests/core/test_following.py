@@ -245,6 +245,15 @@ def test_a_job_that_cannot_begin_with_any_number_of_its_workers_ends() -> None:
     assert end.message == "no grid of 8 workers fits in devices with 2.0 GB"
 
 
+@pytest.mark.parametrize(("memory", "mode"), [(100, "Replicas"), (23, "None")])
+def test_on_a_fixed_grid_replicas_need_room_if_other_pipelines_hold_the_stages(memory: int, mode: str) -> None:
+    layer = LayerBytes(parameters=GB, optimizer=2 * GB, gradients=GB, activations=0, boundary=0)
+    world = World(2, 2, 0, profile=protocol.Profile(costs=(1e9,) * 8, layers=(layer,) * 8, memory=memory * GB))
+    while world.pending:
+        world.deliver()
+    assert (world.spec.redundancy.mode, world.state.current_plan.mode) == ("Auto", mode)
+
+
 # edits
 
 

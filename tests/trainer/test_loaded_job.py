@@ -1,14 +1,16 @@
-"""The record of a job's data, by which a changed dataset is detected."""
+"""A loaded job: the record of its data, by which a changed dataset is detected, and its profile."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 
 from bamboo_core.checkpoint.manifest import difference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.task import Parts
-from bamboo_trainer.worker.loaded_job import record_of
+from bamboo_trainer.worker.loaded_job import load_job, record_of
+from manifest_kit import bamboojob, mlp_task, training
 from stage_kit import small_task
 
 
@@ -74,3 +76,10 @@ def test_torchs_generator_is_left_as_it_was() -> None:
     assert one == two
     assert "" not in {looked.digest for looked in one.looked_at}
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("mode", "known"), [("Auto", True), ("Replicas", False)])
+def test_the_profile_of_a_fixed_grid_has_what_the_choice_of_replicas_needs(mode: str, known: bool) -> None:
+    grid = {"topology": {"stages": 2, "pipelines": 4}, "redundancy": {"mode": mode}}
+    found = load_job(bamboojob(task=mlp_task(), training=training(2, 16, 4), **grid)).profile(1000)
+    assert (len(found.layers), found.memory) == ((len(found.costs), 1000) if known else (0, 0))
