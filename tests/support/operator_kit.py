@@ -200,7 +200,7 @@ TEMPLATE = {
             {
                 "name": "trainer",
                 "env": [{"name": "A", "value": "1"}],
-                "volumeMounts": [{"name": "data", "mountPath": "/d"}],
+                "volumeMounts": [{"name": "data", "mountPath": "/var/run/secrets/bamboo.dev-data"}],
             },
             {"name": "side", "image": "s:1"},
         ],

@@ -83,8 +83,8 @@ def _own_label(job: JobSpec) -> Callable[[str], bool]:
 
 def _over_token(mount: Mapping[str, Any]) -> bool:
     """Return whether a mount uses the token's volume, or is at, above or below the token's folder."""
-    path = str(mount.get("mountPath", "")).rstrip("/") + "/"
-    return mount.get("name") == TOKEN_VOLUME or f"{TOKEN_FOLDER}/".startswith(path) or path.startswith(TOKEN_FOLDER)
+    path, folder = str(mount.get("mountPath", "")).rstrip("/") + "/", f"{TOKEN_FOLDER}/"
+    return mount.get("name") == TOKEN_VOLUME or folder.startswith(path) or path.startswith(folder)
 
 
 def _selectors(job: JobSpec, spec: Mapping[str, Any], path: str, pools: Sequence[NodePool]) -> list[str]:
