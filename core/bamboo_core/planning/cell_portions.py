@@ -1,4 +1,4 @@
-"""Portions: how several workers together run a cell whose worker is lost. Pure.
+"""Portions: how several workers together run a cell whose worker is lost or leaves within a step. Pure.
 
 Any worker that holds the stage can run any of its microbatches: the stage's owners in other pipelines, and the new
 owner. So the cell's groups of microbatches are divided into portions that these run in addition to their own pipelines.
@@ -6,8 +6,8 @@ Groups are the unit because their sums make up the step's sum (`gradient_groups`
 worker runs them. Boundary tensors go to the worker that runs their microbatch. The cell still has one owner, which adds
 the portions' sums and reduces them with the other pipelines'.
 
-A worker keeps the portions that it already runs. Portions that no worker runs any more go to the least loaded workers,
-the first of them to the new owner, which may have sums of groups that the lost worker had finished.
+A worker keeps the portions that it already runs. Groups that no worker runs any more go to the least loaded workers;
+the new owner takes the first ones, since it may have sums of groups that the lost worker had finished.
 """
 
 from collections import Counter

@@ -141,8 +141,8 @@ def replacement_owners(view: PlanningView) -> Workers:
 
 
 def _stand_in(view: PlanningView, cell: Cell) -> WorkerId | None:
-    """Return a new owner for a leaving worker's cell when no worker is spare: a replica in sync, else the owner of the
-    nearest earlier stage, else the stage's owner in another pipeline. None if they all leave.
+    """Return a new owner for a leaving worker's cell if no spare worker can take it: a replica in sync, else the owner
+    of the nearest earlier stage, else the stage's owner in another pipeline. None if they all leave.
     """
     plan, depth = view.plan, len(view.plan.stages)
     shadows = [w for w in plan.at(cell).replicas if (cell, w) in view.synced]

@@ -79,7 +79,7 @@ def parent(left: SumNode, right: SumNode, groups: int) -> SumNode | None:
 
 @lru_cache(maxsize=4096)
 def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
-    """Return the fewest tree nodes that together cover the groups of `share`, in order."""
+    """Return the fewest tree nodes that together cover exactly the groups of `share`, in order."""
 
     def within(node: SumNode) -> tuple[SumNode, ...]:
         if share.first <= node.first and node.end <= share.end:

@@ -36,8 +36,8 @@ def heirs_of(run: Sequence[Cell], candidates: Callable[[Cell], list[WorkerId]]) 
 
 
 def home(owned: list[Cell], stages: int) -> Cell:
-    """Return the cell that a worker keeps when it gives its other cells away: the first of its adjacent stages in its
-    first pipeline, because it has taken over the stages after its own. owned: all its cells.
+    """Return the cell that a worker keeps when it gives its other cells away: the first of its last run of adjacent
+    stages in its first pipeline, because it has taken over the stages after its own. owned: all its cells.
     """
     first = min(c.pipeline for c in owned)
     mine = {c.stage for c in owned if c.pipeline == first}

@@ -1,9 +1,9 @@
 """Pipelines as rings of workers: which workers are neighbours, and which keep whose replicas. Pure.
 
 The worker before a stage's owner knows the stage's inputs, because it computes them, so it is the stage's shadow.
-Further replicas go to the workers before that one, far enough in the ring that neighbours may be lost at once. Workers
-of a node are lost together, and workers of a zone may be: neighbours are on different nodes, and in different zones,
-where possible.
+Further replicas go to the workers before that one, so that several neighbours may be lost at once. Workers of a node
+are lost together, and workers of a zone may be: where possible, neighbours are on different nodes, and in different
+zones unless the spread policy packs pipelines into zones.
 """
 
 from collections import Counter
@@ -77,8 +77,8 @@ def rows(
 
 
 def are_apart(spread: Iterable[OwnerSpread], copies: int) -> bool:
-    """Return whether each stage keeps an owner in some pipeline if any `copies` workers, nodes or zones are lost: its
-    owners are in at least `copies` + 1 of each or, if there are fewer nodes or zones, in all of them.
+    """Return whether each stage's owners in all pipelines are at least `copies` + 1 workers, on as many nodes and in as
+    many zones, or on all nodes and in all zones if there are fewer. spread: of workers, nodes and zones.
     """
     return all(one.least >= min(copies + 1, one.places) for one in spread)
 
@@ -226,7 +226,7 @@ def replicas_in(
     row: Sequence[WorkerId], count: int, peers: Mapping[WorkerId, Peer], leaving: Container[WorkerId] = ()
 ) -> tuple[tuple[WorkerId, ...], ...]:
     """Return the workers of a pipeline that keep replicas of each stage, the shadow first; fewer than `count` if the
-    pipeline is short.
+    pipeline has too few others. leaving: workers that keep none.
 
     They are the nearest predecessors in the ring, so that each worker keeps equally many. If these are on too few nodes
     or in too few zones, other workers are chosen, provided that every stage is then on as many nodes and in as many

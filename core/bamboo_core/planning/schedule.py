@@ -1,10 +1,10 @@
 """The schedule as data: what a cell does in a step, and in which order. The engine runs it, the simulator times it.
 
-The order inside a cell is fixed, as it fixes the order of floating-point sums; cells wait only for tensors. 1F1B as
-published by PipeDream-Flush (Narayanan et al., 2021): the warm-ups of two neighbours differ by one forward, so two
-microbatches share one round trip to the next stage, and each costs one transfer's time. If they differ by two ("eager
-1F1B", Zhuang et al., On Optimizing the Communication of Model Parallelism, 2023), three share it while others are
-computed: a transfer of up to half a forward and backward costs nothing.
+The order inside a cell is fixed, as it fixes the order of floating-point sums; cells wait only for tensors. In 1F1B of
+PipeDream-Flush (Narayanan et al., 2021) the warm-ups of two neighbours differ by one forward, so two microbatches share
+one round trip to the next stage, and each costs one transfer's time. Here warm-ups differ by two ("eager 1F1B", Zhuang
+et al., On Optimizing the Communication of Model Parallelism, 2023), so three microbatches share a round trip while
+others are computed: a transfer of up to half a forward and backward costs nothing.
 
 ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024) has the same order of forwards and backwards, but computes the
 weights' gradients, which no other stage waits for, later. A stage then has work at the end of the step, while the
@@ -110,8 +110,8 @@ class SyncReplicas:
 
 @dataclass(frozen=True, slots=True)
 class ReportReady:
-    """An instruction to report to the root that this cell has finished the step, once its replicas hold at least the
-    state with which the step began.
+    """An instruction to report to the root that this cell has finished the step, once its replicas in sync hold the
+    state with which the step began or, where no loss may repeat the step, can reach the state after it.
     """
 
 
@@ -239,7 +239,7 @@ class StageOrder:
         return min(microbatches, 1 + later * AHEAD + (postponed and self._postpones(stages)))
 
     def _postpones(self, stages: int) -> bool:
-        """Return whether weight gradients come late; False with one stage, since no stage waits for its backward."""
+        """Return whether `with_late_weights` applies: not with one stage, since no stage waits for its backward."""
         return self.late_weights and stages > 1
 
 
@@ -268,8 +268,8 @@ def reduction(last: Instruction, buckets: int) -> list[Instruction]:
     """Return the instructions that sum gradients over the pipelines, after a step's forwards and backwards.
 
     A bucket of layers is sent as soon as it is final: a last whole backward runs bucket by bucket, and while one bucket
-    is computed the previous one is sent, and the one before that is summed. last: the last forward or backward
-    instruction.
+    is computed the previous one is sent, and the one before that is summed. last: the instruction before these: a
+    backward, or `AddPartialSums` of a shared cell.
     """
     rest = [BackwardRest(last.microbatch)] if type(last) is Backward else []
     steps: list[Instruction] = [ScatterGradients(0)]

@@ -27,7 +27,7 @@ class SpotSchedule:
     def checks(self, cell: Cell, stages: int, layout: Layout, step: int) -> bool:
         """Return whether the step recomputes a microbatch of the cell.
 
-        A stage's pipelines take turns. After the early steps, different stages are checked in different steps.
+        A stage's pipelines take turns. After the early steps, the checks of the stages are spread over an interval.
         """
         if cell.pipeline != (step + cell.stage) % layout.pipelines:
             return False

@@ -1,12 +1,12 @@
-"""Transitions: the next plan, for takeovers, draining, new replicas, healing, and another grid, schedule or mode.
+"""The next plan, for takeovers, draining, new replicas, healing, and another number of pipelines, schedule or mode.
 
 Level-triggered: every function looks only at the current state and proposes at most one next plan. Ownership moves only
 to a worker that already holds a usable state of the stage, so any proposal can be obeyed in the middle of a step.
 
 `resize` leads to another number of pipelines of the same stages, or to another schedule, and never disturbs a step.
 Growing first fills the newcomers as additional replicas, then adds their row at a step boundary. Shrinking takes the
-microbatches away from the last rows at a step boundary; their workers have become replicas of the remaining rows, and
-heal those. The old rows and layouts are dropped once a step is committed under the new layout: until then another
+microbatches away from the last rows at a step boundary; the same plan makes their workers replicas of remaining rows,
+which they heal. The old rows and layouts are dropped once a step is committed under the new layout: until then another
 worker may have to finish a step under the old one. A change of schedule works the same way.
 """
 
@@ -69,8 +69,8 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
     """Return the workers that may take over a cell, best first.
 
     First come the cell's replicas in sync, and idle workers with a replica in sync of the stage in any pipeline:
-    staying workers before leaving ones, then workers on nodes without losses, then idle workers. The stage's owners in
-    other pipelines and workers that report its state follow, those on nodes without losses first.
+    staying workers before leaving ones, then workers on nodes that no worker has left or leaves, then idle workers. The
+    stage's owners in other pipelines and workers that report its state follow, ordered by node in the same way.
     """
     plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
@@ -246,7 +246,7 @@ def next_plan(
 
 def resize(view: PlanningView) -> Plan | None:
     """Return the plan that starts a change of the number of pipelines or of the schedule. None if no change is
-    requested, while an earlier one is unfinished, or until new pipelines' workers hold their stages' state.
+    requested, while an earlier one is unfinished, or until enough spare workers hold the states of new pipelines.
     """
     plan = view.plan
     if len(plan.layouts) > 1:

@@ -201,7 +201,7 @@ def resplit_plan(
 ) -> Plan:
     """Return the plan that continues from the state `beginning` on a grid, with the layers split anew.
 
-    If `staying` are too few, each runs several cells; if grid and workers stay, each keeps its cell. plan: the plan in
+    If `staying` are too few, some run several cells; if grid and workers stay, each keeps its cell. plan: the plan in
     force. staying: the workers that may get cells. live: all workers, including those that only send layers. may_be:
     returns whether memory suffices for a split; if not, `instead` is used unless it is None.
     """

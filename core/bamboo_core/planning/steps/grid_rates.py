@@ -49,10 +49,10 @@ class GridRate:
 def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:
     """Yield the grids of each number of stages that the job may have, with every schedule that it may use.
 
-    For each number of stages: the most pipelines that the workers fill, and each smaller number at which the longest
-    share of a step grows; with the numbers in between a step takes about as long. A single stage never waits, so it
-    uses the first schedule only. Yields none if the workers are too few for the job to begin. only: the one number of
-    stages to consider; None: all.
+    For each number of stages: the most pipelines that the workers fill and, among smaller numbers with the same longest
+    share (`most_microbatches`), the smallest, since a step takes about as long with each of them. A single stage never
+    waits, so it uses the first schedule only. Yields none if the workers are too few for the job to begin. only: the
+    one number of stages to consider; None: all.
     """
     if workers < fewest_workers(spec):
         return
@@ -85,7 +85,7 @@ def _bounds(spec: JobSpec) -> tuple[range, range]:
 
 
 def may_do_without(spec: JobSpec) -> bool:
-    """Return whether the job has checkpoints and replicas, so that it may do without replicas if no grid fits them."""
+    """Return whether the job may give up replicas for which there is no room: it asks for some and has checkpoints."""
     return spec.checkpoint is not None and spec.redundancy.mode is not RedundancyMode.NONE
 
 
@@ -93,8 +93,8 @@ class GridRates:
     """The rates at which a job trains on grids: which grids fit, and which are the fastest.
 
     It caches everything, so the coordinator keeps one object (`choosing.rates_of`) while figures and spec stay the
-    same. memory: bytes of a worker's device; None: unknown, so that all grids fit. work: seconds of a microbatch over
-    all layers.
+    same. memory: bytes of a worker's device; None: unknown, so that all grids fit. work: cost of a microbatch over all
+    layers, in the figures' unit (in the coordinator seconds).
     """
 
     def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
@@ -146,17 +146,17 @@ class GridRates:
         return self.without_copies() if self.lacks_room(grid) else self
 
     def best(self, workers: int) -> GridRate | None:
-        """Return the fastest grid that these workers can run; None if there is none. The grid has replicas of stages,
-        unless no grid has room for them and the job may do without.
+        """Return the fastest grid that these workers can run; None if there is none. A grid without room for replicas
+        counts only if its pipelines replace them, or if no grid fits otherwise and the job may do without.
         """
         ranking = self.ranked(workers, 1, {}, 1.0)
         return ranking[0] if ranking else None
 
     def ranked(self, workers: int, most: int, known: Mapping[Grid, float], scale: float) -> tuple[GridRate, ...]:
-        """Return the fastest grid of each number of stages that these workers can run, as with `best`, fastest first.
+        """Return the fastest grid of each number of stages that these workers can run (see `best`), fastest first.
 
-        most: the number of results. known: measured seconds of some grids; for other grids the model's seconds are
-        multiplied by `scale`.
+        most: the largest number of results. known: measured seconds of some grids; for other grids the model's seconds
+        are multiplied by `scale`.
         """
         key = scale, tuple(known.items())
         if self._ranked[0] != key:
@@ -179,8 +179,8 @@ class GridRates:
     def fastest_of_each(
         self, workers: int, most: int, known: Mapping[Grid, float], scale: float, stages: int | None = None
     ) -> tuple[GridRate, ...]:
-        """Return the fastest grid of each number of stages, fastest first. Skips clearly slower candidates. stages: the
-        one number of stages to consider; None: all.
+        """Return the fastest grid that fits of each number of stages, fastest first, at most `most` grids. known,
+        scale: see `ranked`. stages: the one number of stages to consider; None: all.
         """
         fastest: dict[int, GridRate] = {}  # by stages
         grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)

@@ -213,8 +213,8 @@ class _Execution:
     ) -> _Cell:
         """Create a cell in execution, and add it to its worker.
 
-        left: the first remaining microbatch of a shared cell; None: the run's first. again: earlier microbatches that
-        run again because other cells need their frames.
+        left: the first microbatch whose gradients are still to be summed; None: the run's first. again: earlier
+        microbatches that run again because other cells need their frames.
         """
         (first, end, worker), order = run, self._group.order
         is_shared = left is not None or end - first < self._group.microbatches[place[0]]
@@ -353,8 +353,8 @@ class _Execution:
             self._push(max(now, cell.begins), partial(self._turn, cell.run[2]))
 
     def _lacking(self, rows: Collection[int]) -> Iterator[tuple[_Cell, set[int]]]:
-        """Yield each cell of these pipelines that has to rerun microbatches, with their numbers, because no log and no
-        running cell has their frames.
+        """Yield each cell of these pipelines that has to rerun microbatches, with their numbers, because their frames
+        are in no live worker's log and no remaining instruction makes them.
         """
         for cell in [one for place, cells in self._cells.items() if place[0] in rows for one in cells]:
             (d, s), logged = cell.place, self._log.get(cell.place, {})

@@ -92,7 +92,7 @@ class AlikePipelines:
     plan: Plan
     layout: Layout
     pipelines: int  # the number of pipelines
-    sums: int  # the most that one pipeline sends for each number of a gradient
+    sums: int  # the most partial sums of a gradient that one pipeline sends
 
 
 class StepModel:
@@ -122,8 +122,8 @@ class StepModel:
     def disturbed(
         self, plan: Plan, changes: Sequence[tuple[float, Plan]], layout: Layout, lost: Mapping[WorkerId, float]
     ) -> tuple[float, float]:
-        """Return the seconds of a step in which plans change, and the seconds after the last change in which new owners
-        repeat lost work.
+        """Return the seconds of a step in which plans change, and the seconds from the last change until the pipelines
+        in which cells moved have done their forwards and backwards.
 
         changes: (the second of the step at which all workers have a new plan, the plan), in order. lost: the second of
         the step at which each lost worker vanishes.
@@ -208,7 +208,7 @@ class StepModel:
         return max(self._committed(plan, layout, cells, alike), self._least(plan, layout, {}))
 
     def seconds_alike(self, alike: AlikePipelines) -> float:
-        """Return the seconds of a step of all these pipelines, like `seconds`, at the cost of a single pipeline."""
+        """Return the seconds of a step of all these pipelines, like `seconds`, but simulate only those of the plan."""
         return self._calm(on_devices(alike.plan), alike.layout, alike)
 
     def least_alike(self, alike: AlikePipelines) -> float:
@@ -328,8 +328,8 @@ class StepModel:
         return network.latency + size / min(self._link(size), network.machine / receivers)
 
     def _least(self, plan: Plan, layout: Layout, work: Mapping[WorkerId, float]) -> float:
-        """Return a lower bound of a step's seconds with any schedule. A replica has to follow within one step, and a
-        machine has to send, receive and update everything that it holds.
+        """Return a lower bound of a step's seconds with any schedule. A replica has to follow within one step, machines
+        to send and receive their frames, and workers to compute (`work`: seconds) and to update the stages they hold.
         """
         stages, network = self.stages(plan.stages), self.figures.network
         out: Counter[str] = Counter()

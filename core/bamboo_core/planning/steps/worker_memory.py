@@ -179,8 +179,8 @@ def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
     return ""
 
 
-SHARES: Final = 12  # shares to try, each at half the distance
-PRECISION: Final = 1e-6  # of the longest stage
+SHARES: Final = 12  # shares of memory to try, by bisection
+PRECISION: Final = 1e-6  # relative, of the longest stage's seconds and of the largest load
 
 
 def fitting_split(figures: ModelFigures, spec: JobSpec, memory: int) -> Ranges | None:
@@ -188,7 +188,7 @@ def fitting_split(figures: ModelFigures, spec: JobSpec, memory: int) -> Ranges |
     found.
 
     The manifest's split, if any, is the only candidate; without one the split by costs comes first, and is the only
-    candidate if workers have several devices. Raises ValueError if there are fewer layers than stages.
+    candidate if workers have several devices. Raises ValueError as `layer_ranges` does.
     """
     spec = in_force(spec)
     usual = layer_ranges(figures.costs, spec.topology, devices=spec.worker.devices)
