@@ -34,8 +34,8 @@ class Control:
     in that thread. They must not block or raise, except that `token` raises OSError while there is no token yet.
 
     token, hello: return the bearer token and the first message of each connection. heartbeat: returns the heartbeat to
-    send. deliver: gets every message from the coordinator. authority: PEM of the certificate authority of a wss:
-    coordinator; "" for the authorities that this machine trusts.
+    send. deliver: gets every message from the coordinator, and a `Refused` if it answers 403. authority: PEM of the
+    certificate authority of a wss: coordinator; "" for the authorities that this machine trusts.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The early end of a job, by its evaluations or a decision of the task. The newest evaluated state becomes the
-    job's last one.
+    """The early end of a job, by its evaluations or a decision of the task. The state from which this followed becomes
+    the job's last one.
     """
 
     best: Count | None = None  # optimizer steps of the best state; None if no evaluation has a score

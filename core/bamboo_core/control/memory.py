@@ -20,7 +20,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # activation, gradient: tensors at the stage's boundaries
     activation: Bytes = 0
     gradient: Bytes = 0
-    # gradients of a stage, summed over pipelines, or by workers that share a lost pipeline's microbatches
+    # gradients of a stage that are summed over pipelines, or over the workers that share a cell's microbatches
     reduction: Bytes = 0
     kept: Bytes = 0  # gradient sums of finished groups, to a keeper until the commit, and from it to a new owner
     tied: Bytes = 0  # gradients of tied parameters

@@ -123,7 +123,7 @@ class Profile(Message, frozen=True):
     costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
     # layers, memory: sent if the coordinator chooses the grid
     layers: Annotated[tuple[LayerBytes, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
-    memory: Count = 0  # bytes of the worker's device; 0 if unlimited
+    memory: Count = 0  # bytes of the worker's device; 0 if unknown
 
 
 class WorkerReady(Message, frozen=True):
@@ -179,12 +179,12 @@ class CheckpointFound(Message, frozen=True):
     number: Count  # that of the request
     checkpoint: CheckpointId | None = None  # None if there is none to resume from
     passed: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MOST_PASSED)] = ()  # why newer ones are not used
-    problem: Said = ""  # why the store cannot be read; then the other fields mean nothing
+    problem: Said = ""  # why the store cannot be read; then only `number` has a meaning, too
     other_data: Said = ""  # if the checkpoint was trained with other data than this worker has: the difference
 
 
 class CheckpointBegun(Message, frozen=True):
-    """The root's answer to a TakeCheckpoint that it has fulfilled already: a commit has begun this checkpoint."""
+    """The root's answer to a TakeCheckpoint that a commit has fulfilled already, with the checkpoint or cut begun."""
 
     number: Count
     checkpoint: CheckpointId
@@ -271,7 +271,7 @@ class Evaluated(Message, frozen=True):
     """The root's report on the newest evaluations, with earlier ones that the coordinator may have missed."""
 
     states: Evaluations
-    early_stop: EarlyStop | None = None  # set if the newest of these states is the job's last one
+    early_stop: EarlyStop | None = None  # set if the newest of these states, perhaps without metrics, is the job's last
 
 
 class TakenOver(Message, frozen=True):

@@ -1,5 +1,5 @@
 """The coordinator's end of the control channel: a server with one WebSocket per worker, on one asyncio loop. It turns
-connections into events and messages into frames, and decides nothing.
+connections into events and messages into frames. It may refuse a caller, but decides nothing about the job.
 """
 
 import asyncio
