@@ -30,8 +30,8 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkersAbsent:
-    """Workers in the plan of a restarted coordinator that were lost while none ran: they have no pod or process any
-    more. `Membership.requested` does not count them.
+    """Workers of the plan that were lost while no coordinator ran: they have no pod or process any more.
+    `Membership.requested` does not count them.
     """
 
     workers: frozenset[WorkerId]
@@ -315,7 +315,7 @@ class SlowWorker:
 class Status:
     """The status of the job for display, metrics and summaries; `job_status.status` builds it.
 
-    protected: several workers hold the stage's state in step, on several nodes if a node runs several workers
+    protected: several workers hold the stage's state in step, on several nodes if a node may run several workers
     (`spread.workersPerNode`). crowded: nodes with more than `spread.workersPerNode` workers, each with its number of
     workers. lacks_room: workers have too little memory for all requested replicas.
     """

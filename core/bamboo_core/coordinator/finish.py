@@ -1,9 +1,9 @@
 """The completion of a job that has done all its steps.
 
 The last state goes to the store of the job's checkpoints, or to a store for it alone, if the job has either. In a job
-with checkpoints the root usually begins this one with the last commit. If it does not, because an earlier one is being
-written two steps before the end or the request comes too late, if the checkpoint is abandoned, or if only the last
-state is kept, the coordinator asks the workers that finished the stages, which keep the states until it stops them.
+with checkpoints the root usually begins the last checkpoint with the last commit. If it does not, because another one
+is being written two steps before the end or the request comes too late, if the checkpoint is abandoned, or if only the
+last state is kept, the coordinator asks the workers that finished the stages; they keep the states until it stops them.
 """
 
 from hashlib import sha256
@@ -22,7 +22,7 @@ from bamboo_core.text import count
 
 
 def finish_if_done(turn: Turn) -> None:
-    """Complete a job once its cells have finished and the last state is evaluated, equal on all holders, and saved."""
+    """Complete a job once its cells have finished, and its last state is evaluated, compared, and saved or given up."""
     state = turn.state
     if state.plan is None or not state.ending.finished or state.checkpoints.writing or saving.is_tidying(turn):
         return  # a checkpoint is still being written

@@ -1,6 +1,6 @@
 """The guard against silent data corruption by a worker's processor or memory, and against nondeterministic tasks.
 
-All holders of a stage report checksums of its state, at intervals and for each checkpoint's version; they must be
+All holders of a stage report checksums of its state, at intervals, for each checkpoint and at the end; these must be
 equal. Spot checks compute a microbatch again and must get the same bits. After the first difference the job goes back
 to an earlier checkpoint; after the second, or without checkpoints, it ends. See docs/design/determinism.md.
 """

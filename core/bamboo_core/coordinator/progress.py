@@ -125,7 +125,7 @@ class Progress(Record):
         return replace(self, evaluations=known, last_at=now)
 
     def back_at(self, step: int, now: float) -> "Progress":
-        """Go back to the state before `step`: drop losses and skips from it on; keep counts and evaluations."""
+        """Go back to the state before `step`: drop later losses, skips and metrics; keep counts and evaluations."""
         return replace(
             self,
             step=step,

@@ -1,7 +1,7 @@
 """Copies of a checkpoint's layers in workers' host memory: a restore reads only layers without a copy from storage.
 
 Workers report their copies (CopiesHeld) and are told which ones to drop (DropCopies). A plan that goes back to a
-checkpoint names a holder for each layer; see docs/design/checkpoints.md.
+checkpoint names the holders of each layer's copies; see docs/design/checkpoints.md.
 """
 
 from collections.abc import Mapping

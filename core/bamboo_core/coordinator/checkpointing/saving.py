@@ -120,7 +120,7 @@ def _has_unkept(state: CoordinatorState) -> bool:
 
 
 def stop_if_kept(turn: Turn) -> None:
-    """Finish a job that is to end once its last checkpoint is complete, was abandoned, or takes too long."""
+    """Once the last checkpoint of a job that was asked to stop is complete, abandoned or too slow, end the job."""
     state, c, stopping = turn.state, turn.state.checkpoints, turn.state.ending.stopping
     if stopping is None:
         return
@@ -324,7 +324,7 @@ def committed(turn: Turn, message: protocol.StepCommitted) -> None:
 
 
 def carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
-    """Record that a commit has carried the checkpoint request with that number; ignored if another request is open."""
+    """Record that a commit has carried the checkpoint request with that number; ignored unless this request is open."""
     c = turn.state.checkpoints
     if number != c.number or not c.writers or c.writing is not None:
         return

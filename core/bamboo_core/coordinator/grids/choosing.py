@@ -92,10 +92,10 @@ def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) ->
 
 
 def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
-    """Return the number of replicas of each stage: as requested, or as many as fit in memory.
+    """Return the number of replicas of each stage: as requested, but in elastic or Auto jobs only as many as fit.
 
     Until a restarted coordinator knows the size of the layers, a job without replicas stays without. A job that has
-    replicas and may not do without them keeps them.
+    replicas and may not do without them keeps the requested number if not even one fits.
     """
     asked = state.spec.redundancy.kept
     if not asked or not (state.spec.elastic or state.spec.redundancy.mode is RedundancyMode.AUTO):
@@ -257,7 +257,7 @@ def _seconds_now(one: StepTime, rates: GridRates) -> float:
 
 
 def now_expected(state: CoordinatorState, rates: GridRates) -> float:
-    """Return the expected seconds of a step under the plan in force, including workers that run several stages.
+    """Return the expected seconds of a step under the plan in force, even if workers run several stages.
 
     Portions, which speed up a doubled stage, are left out: this favours a complete grid, in which no worker has to hold
     the states of two stages.
@@ -308,7 +308,7 @@ def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, 
     """Return whether a change of the grid completes more steps within `until` seconds despite its pause of `stopped`.
 
     now_seconds, then_seconds: the time of a step before and after the change. margin: share by which a step must be
-    shorter; 0 if workers run several stages, since a complete grid is worth more.
+    shorter; 0 if a worker is missing (`is_short`), since a complete grid is worth more.
     """
     if then_seconds >= (1 - margin) * now_seconds:
         return False
@@ -331,9 +331,9 @@ def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: f
 
 
 def restart_wait(state: CoordinatorState) -> float:
-    """Return the seconds for which a restore waits for more workers.
+    """Return the seconds for which a restore waits for more workers, at most `elastic.stabilizationSeconds`.
 
-    That is the usual time to replace a worker, if not above SOON; else GATHERING, and the job starts small and grows.
+    That is the usual time to replace a worker, from GATHERING to SOON; else GATHERING: the job starts small and grows.
     """
     usual = _usual_refill(state)
     return min(stabilization_seconds(state.spec), usual if GATHERING < usual <= SOON else GATHERING)

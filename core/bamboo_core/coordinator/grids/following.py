@@ -76,7 +76,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
 
 
 def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
-    """Return a grid with as many pipelines as workers fill, until layers are measured; None if in use or none fits."""
+    """Return the grid of `_guess` until layers are measured; None if it has as many pipelines as now, or none fits."""
     grid = grid_of(state.current_plan)
     found = _guess(state, rates, holding.counted(state, state.staying))
     if found is None or found.pipelines == grid.pipelines:
@@ -98,7 +98,7 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 
 
 def _note(turn: Turn, staying: int) -> None:
-    """Record the number of ready workers without a notice (`staying`), and which have none (`objective: Value`)."""
+    """Record the number of ready workers without a notice (`staying`); for `objective: Value` also who they are."""
     state = turn.state
     leaving = [w for w in state.holding.staying if w in state.noticed]
     spared = sum(1 for w in leaving if state.membership.leaving[w].spared and state.workers[w].ready)
@@ -176,7 +176,7 @@ def _steps_apart(state: CoordinatorState) -> int:
 
 
 def is_due(state: CoordinatorState, now: float) -> bool:
-    """Return whether another grid has been worth a change for long enough; an edit's change is due at once."""
+    """Return whether another grid has been worth a change for long enough; a necessary change is due at once."""
     grids, rates = state.grids, state.grids.rates
     if grids.resize is None or rates is None or grids.expected is None:
         return False
@@ -197,8 +197,8 @@ def splits_anew(state: CoordinatorState) -> bool:
 
 
 def next_grid(state: CoordinatorState, workers: int) -> Grid:
-    """Return the grid on which a number of workers continue from a cut: the present one if the job is not elastic, if
-    the cut only balances the load and all cells get a worker, or if no grid is possible.
+    """Return the grid on which a number of workers continue from a cut: that of `grid_for`, or the present one if the
+    job is not elastic, if the cut only balances the load and all cells get a worker, or if no grid is possible.
     """
     grid = grid_of(state.current_plan)
     balances = state.splits.resplit is not None and state.splits.resplit.stages is not None

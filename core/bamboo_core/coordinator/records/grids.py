@@ -77,7 +77,7 @@ class GridState(Record):
     short: the newest step that lacked a worker (`lacking`), and since when. workers: the number of ready ones without
     notice; changes: the times of its newest changes. gaps: the times of losses of workers that have no successor yet.
     refills: seconds until the newest successors came. expected: the rate of the grid that the job should run.
-    announced: the last choice, with the expected rates. unmet: why no grid meets the request of an edit, or "".
+    announced: the last choice, with the expected rates, or why there is none. unmet: why no grid fits an edit, or "".
     """
 
     resize: tuple[Grid, float] | None = None

@@ -29,13 +29,13 @@ class EarlyEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTerms(Record):
-    """The terms of a job: only an edit, an early stop, and a number of steps that workers count change them.
+    """The terms of a job: only an edit, an early stop or its undoing, and a number of steps counted by a worker change
+    them.
 
     secret: the secret that the job's workers share. history: URL of the job's history, which workers write; "" if none
     is kept. last_state: URL for the checkpoint of the last state of a job that keeps no other checkpoints; "" if that
-    is not kept. started: when the coordinator was made. heartbeat_timeout: seconds.
-
-    early_stop: why the specification has fewer steps than the manifest.
+    is not kept. started: when the coordinator was made. heartbeat_timeout: seconds. early_stop: why the specification
+    has fewer steps than the manifest.
     """
 
     spec: JobSpec
@@ -81,7 +81,7 @@ class JobCourse(Record):
     """The phase of the job. since: when the phase began, in seconds.
 
     Recovering: after the coordinator's own restart, until the workers are back. Restoring: the job goes back to a
-    checkpoint.
+    checkpoint or to step 0.
     """
 
     phase: Phase = "Pending"

@@ -83,10 +83,10 @@ class Workers(dict[WorkerId, WorkerRecord], Record):
 class Notice:
     """The notice of a worker that will leave.
 
-    until: when the worker will be gone. seconds: how long before `until` the notice came. final: the shell cannot
-    withdraw the notice. replaced: the coordinator gave it, because the worker is slow; the worker leaves once another
-    one has taken its place. spared: the coordinator or its shell gave it, because the worker is not needed.
-    free_since_step: the step since which the worker has no part in the plan.
+    until: when the worker will be gone. seconds: how long before `until` the notice came, or the worker joined if that
+    was later. final: the shell cannot withdraw the notice. replaced: the coordinator gave it, because the worker is
+    slow; the worker leaves once another one has taken its place. spared: the coordinator or its shell gave it, because
+    the worker is not needed. free_since_step: the step since which the worker has no part in the plan.
     """
 
     until: float = math.inf
@@ -137,7 +137,7 @@ class Membership(Record):
         return replace(self.without(worker), preemptions=self.preemptions + more)
 
     def absent(self, workers: frozenset[WorkerId]) -> "Membership":
-        """Record workers that were taken away while no coordinator ran."""
+        """Record workers of an earlier coordinator that are gone. They count as preempted, unless counted already."""
         return replace(self, gone=self.gone | workers, preemptions=self.preemptions + len(workers - self.counted))
 
 

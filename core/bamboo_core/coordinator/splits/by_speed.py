@@ -28,7 +28,7 @@ BYTES_PER_SECOND: Final = 1e8  # assumed speed of moving layers, until one move 
 
 
 def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
-    """Record since when another split is expected to be faster, and request it once that lasts.
+    """Record since when another split is expected to be faster and, once that lasts, the split, so that a cut follows.
 
     suspected: a worker seems slow, but not for long enough yet; a new split waits for that. slow: descriptions of the
     slow workers.

@@ -3,8 +3,8 @@
 The root marks a commit after which no worker begins another step (the cut). Each worker copies its layers of that state
 to host memory and reports them (StateHeld). When live workers hold all layers, a plan of a new origin names the
 holders, and each worker starts with the layers that it needs, its own or received ones. Until all have started, every
-worker keeps its copies, so after any loss the job goes on from the cut on whatever grid fits. See
-docs/design/resplit.md.
+worker keeps its copies, so after a loss that leaves a copy of each layer the job goes on from the cut, on whatever grid
+fits. See docs/design/resplit.md.
 """
 
 from functools import partial
@@ -29,7 +29,7 @@ COPIES_SECONDS: Final = 60.0  # wait for the copies of all holders, once each la
 
 
 def is_cut(state: CoordinatorState) -> bool:
-    """Return whether a commit has carried a cut from which no plan goes on yet, so that no step begins meanwhile."""
+    """Return whether there is a cut from which no plan goes on yet, so that no step begins meanwhile."""
     cut = state.splits.resplit.cut if state.splits.resplit else None
     return cut is not None and (state.plan is None or state.plan.restore != cut)
 
@@ -41,9 +41,8 @@ def is_moving(state: CoordinatorState) -> bool:
 
 
 def has_begun(state: CoordinatorState) -> bool:
-    """Return whether the job has started from the cut: all holders have applied the plan, or a step was committed.
-
-    From then on takeovers handle losses.
+    """Return whether the job has started from the cut or checkpoint whose copies `plan.sources` names: all holders
+    have applied the plan, or a step was committed. From then on takeovers handle losses.
     """
     plan = state.plan
     if plan is None or not plan.sources:
@@ -61,7 +60,7 @@ def wants(state: CoordinatorState, now: float) -> bool:
 
 
 def is_possible(state: CoordinatorState) -> bool:
-    """Return whether layers may be split anew: no end, notice or other change is near, and layer times are known."""
+    """Return whether layers may be split anew: no end, notice or other change is near, and layer costs are known."""
     ending = state.step + 4 >= state.spec.training.steps  # the last step also needs a checkpoint
     busy = ending or state.ending.stopping is not None or len(state.current_plan.layouts) > 1
     return not (busy or _somebody_leaves(state) or known_work(state) is None)
@@ -70,7 +69,7 @@ def is_possible(state: CoordinatorState) -> bool:
 def is_resized(state: CoordinatorState, now: float) -> bool:
     """Return whether a grid that needs a new split has been worth a change for long enough.
 
-    Such a grid has another number of stages, or needs another split to fit in memory.
+    Such a grid has another number of stages, needs another split to fit in memory, or gives back expensive workers.
     """
     if state.plan is None or state.grids.resize is None:
         return False
@@ -166,7 +165,7 @@ def _ask(turn: Turn) -> None:
 
 
 def carried(turn: Turn, number: int, cut: CheckpointId) -> None:
-    """Record that a commit has carried the cut request with that number; ignored if another request is open."""
+    """Record that a commit has carried the cut request with that number; ignored unless this request is open."""
     resplit = turn.state.splits.resplit
     if resplit is not None and resplit.number == number and resplit.cut is None and not _is_end(turn.state, cut):
         turn.put(replace(turn.state.splits, resplit=replace(resplit, cut=cut, since=turn.now)))

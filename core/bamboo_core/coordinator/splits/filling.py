@@ -1,7 +1,7 @@
 """Filling new workers with copies of stages before a cut, so that few layers move while training stands still.
 
-When a cut for another number of stages is due, idle workers become replicas of the stages whose layers they will mostly
-need, while training goes on. The cut is requested when they are in step. A job that is short of workers does not wait
+When a cut for another grid is due, idle workers become replicas of the stages whose layers they will mostly need, while
+training goes on. The cut is requested when these replicas are in step. A job that is short of workers does not wait
 for that. See docs/design/resplit.md.
 """
 

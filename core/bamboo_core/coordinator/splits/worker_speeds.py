@@ -31,10 +31,10 @@ def seconds_of(times: StageTimes) -> float:
 
 
 def measurements(state: CoordinatorState) -> list[Measurement]:
-    """Return the measurements of owners, and of replicas that have timed forwards of their stage.
+    """Return the measurements of owners, and of other workers (replicas) that have timed forwards of a stage.
 
-    A replica's forward is compared with the owner's layer by layer; its backward counts as slower or faster by the same
-    factor.
+    A replica's forwards of all layers together are compared with an owner's; its backward counts as slower or faster by
+    the same factor.
     """
     plan, owned = state.current_plan, owned_times(state)
     measured = [Measurement(plan.at(c).owner, plan.stages[c.stage], seconds_of(t)) for c, t in owned.items()]
@@ -75,7 +75,7 @@ def of_earlier(paces: Mapping[tuple[WorkerId, Layers], OwnPace], alone: Collecti
     """Return earlier times of workers whose layers no other worker runs, so that each is compared with itself.
 
     A change that affects all workers, such as longer samples, is no worker's fault: earlier times are scaled by the
-    lower median of the owners' slowdowns. Empty for a single worker, where the cause may be the worker or its layers.
+    lower median of the owners' slowdowns. Empty with fewer than two usual times: the cause may then be the layers.
     """
     factors = [pace.newest[-1] / pace.usual for pace in paces.values() if pace.usual]
     if len(factors) < 2:

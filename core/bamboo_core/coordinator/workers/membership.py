@@ -30,7 +30,7 @@ EARLY_SECONDS = 10.0  # from the end of its notice until a worker that has not j
 def joined(turn: Turn, hello: protocol.Hello) -> None:
     """Admit or refuse a worker that opens a channel: a new one, or one that reconnects.
 
-    Workers that are gone are refused, and unknown workers whose plan is not this job's or comes after it has recovered.
+    Refuse workers that are gone, and unknown workers with another job's plan, or with any plan after the recovery.
     """
     state, worker, plan = turn.state, hello.worker, hello.plan
     if worker in state.membership.gone:
@@ -210,7 +210,7 @@ def notice(
 
 
 def _announce(turn: Turn, worker: WorkerId, seconds: float) -> None:
-    """Count the notice of a worker that has joined, and emit an event for the user."""
+    """Count the notice of a worker that has joined, unless it is counted already, and emit an event for the user."""
     members = turn.state.membership
     if worker in members.counted:
         turn.put(replace(members, counted=members.counted - {worker}))  # the next notice is another one
@@ -347,7 +347,7 @@ def request_workers(turn: Turn) -> None:
 def _may_choose(state: CoordinatorState) -> bool:
     """Return whether the grid or the replicas may change, because workers have changed or stages lack replicas.
 
-    Otherwise no training worker is asked for the model's layers.
+    Unless another decision needs the model's layers, training workers are asked for them only then.
     """
     plan, auto = state.plan, state.spec.redundancy.mode is RedundancyMode.AUTO
     if plan is None or (state.spec.elastic is None and not auto):
