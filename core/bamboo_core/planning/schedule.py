@@ -288,8 +288,8 @@ def program(
     buckets: int = 1,
 ) -> list[Instruction]:
     """Return a cell's instructions for a whole step, without evaluation. tied: the stage has parameters that other
-    stages hold too. portions: the microbatches of each worker that shares the cell, if any; then the owner only adds
-    their sums. buckets: number of buckets of the stage's gradients.
+    stages hold too. portions: the microbatches of each worker that shares the cell, if any; then `portion_program` runs
+    these, and this program only adds their sums. buckets: number of buckets of the stage's gradients.
     """
     steps: list[Instruction] = [AddPartialSums(tuple(portions))]
     if not portions:

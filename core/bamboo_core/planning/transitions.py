@@ -69,7 +69,7 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
     """Return the workers that may take over a cell, best first.
 
     First come the cell's replicas in sync, and idle workers with a replica in sync of the stage in any pipeline:
-    staying workers before leaving ones, then workers on nodes that no worker has left or leaves, then idle workers. The
+    staying workers before leaving ones, then workers on nodes without lost or leaving workers, then idle workers. The
     stage's owners in other pipelines and workers that report its state follow, ordered by node in the same way.
     """
     plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())

@@ -26,7 +26,7 @@ class CheckpointState(Record):
     at: int = 0  # its step, or a later one
     writers: tuple[tuple[WorkerId, ...], ...] = ()  # of each stage; empty if none is in progress
     dealt: Mapping[int, WorkerId] = field(default_factory=dict)  # the writer of each layer
-    writing: CheckpointId | None = None  # set once a commit has carried the request
+    writing: CheckpointId | None = None  # set once a commit has carried the request, or at once if `final`
     parts: Mapping[int, CheckpointPart] = field(default_factory=dict)  # by layer
     # checkpoints whose commit is not reported yet: their parts, and why one fails
     early: Mapping[CheckpointId, Mapping[int, CheckpointPart]] = field(default_factory=dict)

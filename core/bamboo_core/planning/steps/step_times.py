@@ -200,8 +200,8 @@ class StepModel:
     # grids of equal pipelines
 
     def completed(self, alike: AlikePipelines, ends: Sequence[float]) -> float:
-        """Return the seconds of a step whose stages finish their passes at these times, including the gradients'
-        reduction, the update and the commit. ends: the times, by stage.
+        """Return the seconds of a step whose stages finish their passes at these times: add the gradients' reduction
+        and the commit. ends: the times, by stage, after the update of the step before and all forwards and backwards.
         """
         plan, layout = on_devices(alike.plan), alike.layout
         cells = {(d, s): end for d in range(layout.pipelines) for s, end in enumerate(ends)}
@@ -329,7 +329,7 @@ class StepModel:
 
     def _least(self, plan: Plan, layout: Layout, work: Mapping[WorkerId, float]) -> float:
         """Return a lower bound of a step's seconds with any schedule. A replica has to follow within one step, machines
-        to send and receive their frames, and workers to compute (`work`: seconds) and to update the stages they hold.
+        have to send and receive their frames, and workers have to compute (`work`: seconds) and update their stages.
         """
         stages, network = self.stages(plan.stages), self.figures.network
         out: Counter[str] = Counter()
