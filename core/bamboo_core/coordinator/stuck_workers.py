@@ -22,7 +22,7 @@ FAMILIAR_STEPS = 3  # committed under a plan before its durations count: first c
 
 
 def check_stuck(turn: Turn) -> None:
-    """Declare the one worker lost that is stuck and delays all other workers, if the job can go on without it."""
+    """If exactly one worker is stuck and no step is committed meanwhile, declare it lost, unless the job needs it."""
     state = turn.state
     limit = _limit(state)
     if limit is None or turn.now - state.progress.last_at <= limit:

@@ -199,7 +199,7 @@ def _swapped(row: list[Peer], one: int, other: int) -> list[Peer]:
 def _crowding(row: Sequence[Peer], replicas: int) -> Crowding:
     """Return counts of crowded stages, the most important first; less is better.
 
-    The counts: stages with all holders on one node, on two, and so on; stages that share a node with the worker before;
+    The counts: stages with all holders on one node, on two, and so on; stages on the same node as the stage before;
     stages with all holders in one zone, in two, and so on; stages whose shadow is not the worker before; and stages
     whose replicas are not the nearest workers before.
     """

@@ -156,7 +156,7 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
 
 
 def repeats(turn: Turn, first: int) -> None:
-    """Count the committed steps that the job repeats from step `first`, to which it goes back without a checkpoint."""
+    """Count the committed steps that the job repeats when a plan begins with the state after `first` steps."""
     state, c = turn.state, turn.state.checkpoints
     turn.put(
         replace(state.progress, furthest=max(state.progress.furthest, state.step)),

@@ -267,7 +267,7 @@ def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[
 
 
 def _seats(peers: Sequence[Peer], cells: int) -> dict[WorkerId, Peer]:
-    """Return the worker for each of `cells` cells, by a unique name; with fewer workers neighbours share one."""
+    """Return the workers by unique names, at least one name per cell; if workers are too few, neighbours share one."""
     if len(peers) >= cells:
         return {peer.worker: peer for peer in peers}
     return {f"seat {i}": peers[i * len(peers) // cells] for i in range(cells)}

@@ -143,7 +143,7 @@ class WorkEstimate:
     reading: tuple[float, float] = (0.0, 0.0)  # the extra time of the first and the last stage, for their data
 
     def fixed(self, stages: int) -> list[float]:
-        """Return the time of each stage that does not depend on its layers."""
+        """Return, for each stage, the part of its time that does not depend on its layers."""
         first, last = self.reading
         return [first * (s == 0) + last * (s == stages - 1) for s in range(stages)]
 

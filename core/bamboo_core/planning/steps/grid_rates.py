@@ -131,8 +131,8 @@ class GridRates:
         return self._bare
 
     def siblings_suffice(self, grid: Grid) -> bool:
-        """Return whether a stage has as many owners in other pipelines as replicas are requested, so that the grid may
-        run without replicas.
+        """Return whether a stage has at least as many owners in other pipelines as requested replicas, so that the grid
+        may run without these. False if no replicas are requested.
         """
         return 0 < self.spec.redundancy.kept < grid.pipelines
 
@@ -237,7 +237,7 @@ class GridRates:
         return grid.stages, grid.schedule, min(count, most), grid.pipelines > 1, mode
 
     def has_room(self, grid: Grid, split: Ranges) -> bool:
-        """Return whether workers have room for that split of the grid's stages; True if their memory is unknown."""
+        """Return whether workers have room for that split and the grid's replicas; True if memory is unknown."""
         return self._fits_with(grid, split, self._redundancy(grid).kept)
 
     def copies(self, grid: Grid, split: Ranges) -> int:
