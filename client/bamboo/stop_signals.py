@@ -46,7 +46,7 @@ class Held:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Hold stop signals in the block; at its end raise the first one again, unless `loop_signals.taken` has handled it.
+    """Hold stop signals in the block; at its end raise again the first that `loop_signals.taken` has not handled.
 
     Within another `held` it takes over the signals that are held already. Outside the main thread it does nothing,
     since only the main thread handles signals.

@@ -57,7 +57,7 @@ def checkpoints(
 ) -> None:
     """List the checkpoints in a folder or an object store, the newest first.
 
-    Damaged checkpoints are listed, too, with the reason. Without --verify no file's contents are read.
+    Damaged checkpoints are listed, too, with the reason. Without --verify only manifests are read.
 
     Example: bamboo checkpoints s3://bucket/llama
     """
@@ -165,7 +165,7 @@ def export(
 
 
 def _check_url(url: str) -> None:
-    """End the command with a usage error if the URL's store is not supported."""
+    """End the command with a usage error if the URL is malformed, has credentials, or names an unsupported store."""
     from bamboo_core.storage.url import parse_url
 
     try:

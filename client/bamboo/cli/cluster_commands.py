@@ -304,7 +304,7 @@ def doctor(
 ) -> None:
     """Look for what may keep a job from starting: versions, rights, the operator, quotas, the queue, nodes.
 
-    Nothing is changed. Each line says what to do; the exit code is 1 if there is a problem.
+    Nothing is changed. Lines about trouble say what to do, if known; the exit code is 1 if there is a problem.
     """
     from bamboo.remote import doctor as diagnosing
     from bamboo_core.kube.errors import UsageError

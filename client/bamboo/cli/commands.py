@@ -111,7 +111,7 @@ def validate(
 
     With --load, also check whether the task can be built and evaluated here, and estimate its workers' memory.
 
-    For a job with a budget, also print how long its money lasts.
+    For a job with spec.budget.money, also print how long the money lasts.
     """
     from bamboo.job_source import source_of_file
     from bamboo.jobs.errors import BambooError

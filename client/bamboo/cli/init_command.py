@@ -180,7 +180,7 @@ def _filled(template: str, **values: str) -> str:
 
 
 def _check(name: str, text: str) -> None:
-    """End the command if the manifest in the file `name` is not valid."""
+    """End the command if the text is not a valid manifest. name: its file, for errors."""
     from bamboo_core.job.manifest import ManifestError, parse_manifest
     from bamboo_core.job.yaml_file import source_of
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Client for the jobs in one namespace of a cluster: the kubeconfig's, or inside a pod the pod's own.
+    """Client for the jobs in one namespace of a cluster. Raises InvalidRequest, ClusterError.
 
-    namespace, context, kubeconfig: as the flags of `bamboo list`. Raises InvalidRequest, ClusterError.
+    namespace, context, kubeconfig: as the flags of `bamboo list`; without a kubeconfig, a pod's own cluster is used.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Client:
         return self._namespace
 
     def submit(self, job: "Job", *, apply: bool = False, force: bool = False, dry_run: bool = False) -> JobHandle:
-        """Create the job on the cluster and return its handle. Raises ClusterError, also if it exists without `apply`.
+        """Create the job on the cluster and return its handle. Raises ClusterError, without `apply` also if it exists.
 
         apply: merge it into an existing job. force: with `apply`, also overwrite fields that others have set, such as
         kubectl edit. dry_run: only have the API server check the job. Raises InvalidRequest for `force` without

@@ -43,7 +43,7 @@ class JobUnrecoverable(JobError):
 
 
 class JobInterrupted(JobError):
-    """The user stopped or deleted the job."""
+    """The user stopped the job, or it was deleted from the cluster."""
 
 
 class ClusterError(BambooError):

@@ -115,7 +115,7 @@ class JobHandle:
     def wait(self, timeout: float | None = None) -> JobProgress:
         """Wait until the job is complete. timeout: seconds, after which NotInTime is raised and the job goes on.
 
-        Raises JobFailed, JobUnrecoverable or JobInterrupted, with the reason and for a local job the end of its log.
+        Raises JobFailed, JobUnrecoverable or JobInterrupted with the reason; InvalidRequest for a suspended local job.
         Ctrl-C ends a local job, after a last checkpoint if it keeps any; for a job on a cluster it ends only the wait.
         """
         try:
@@ -174,7 +174,7 @@ class JobHandle:
         self._do(self._job.stop())
 
     def checkpoints(self) -> list[StoredCheckpoint]:
-        """Return the job's checkpoints, newest first. Raises InvalidRequest if their store cannot be read."""
+        """Return the job's checkpoints, newest first. Raises InvalidRequest if it keeps none or their store fails."""
         try:
             found = CheckpointStore(self._job.checkpoint_place()).list()
         except (StorageError, ValueError) as error:

@@ -65,7 +65,7 @@ def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
 def prepared(job: JobSource, options: LocalRunOptions) -> tuple[JobSource, RunOptions, list[str]]:
     """Return the job to run on this machine, parsed options and warnings, after a probe of its checkpoint store.
 
-    Raises ValueError, which names the flag.
+    Raises ValueError with a sentence for the user, which names the wrong flag or field if there is one.
     """
     job, warnings = on_this_machine(_sized(job, options), checkpoints=options.checkpoints, resume=options.resume)
     schedule = parse_schedule(options.preempt or [], seed=options.seed)

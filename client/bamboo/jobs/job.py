@@ -51,7 +51,7 @@ class Job:
         """Build a job. parts: sections of the manifest's spec, named and shaped as in YAML (docs/api.md).
 
         task: the function that builds the task, its "module:function", or the section spec.task. config: that
-        function's argument. labels, annotations: metadata of the object on a cluster. Raises InvalidJob.
+        function's argument. labels, annotations: the cluster object's metadata. Raises InvalidJob, InvalidRequest.
         """
         folder: Path | None = None
         task_part: dict[str, Any]
@@ -219,7 +219,7 @@ class Job:
     ) -> JobHandle:
         """Create the job on a cluster, like `bamboo submit` with its flags, and return at once.
 
-        The job goes on when this program ends. Raises ClusterError.
+        The job goes on when this program ends. Raises ClusterError, InvalidRequest.
         """
         from bamboo.jobs.client import Client  # slow to import
 

@@ -165,7 +165,7 @@ class LocalJob:
         self._check_runs()(TakeWorker(worker or training[-1], notice))
 
     async def scale(self, workers: int) -> None:
-        """Set elastic.maxWorkers. Raises InvalidRequest if the job's grid is fixed, or it does not run."""
+        """Set elastic.maxWorkers. Raises InvalidRequest for a wrong number, a fixed grid, or a job that has no run."""
         elastic = self._job.document["spec"].get("elastic")
         if elastic is None:
             raise InvalidRequest(f"{self.name} cannot be scaled: without spec.elastic its grid is fixed")

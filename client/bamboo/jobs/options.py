@@ -10,7 +10,7 @@ from bamboo.terminal.time_flag import seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRunOptions:
-    """The options that `bamboo plan` and `bamboo simulate` share."""
+    """The options that are the same for `bamboo plan` and `bamboo simulate`."""
 
     replace_rate: Annotated[
         float,

@@ -22,7 +22,7 @@ class JobPlan:
 
     @property
     def recommended(self) -> "Job | None":
-        """The job with the recommended plan. None if no plan meets budget and deadline; `why` then gives the reason."""
+        """The job with the recommended plan; None if no plan completes it within the limits. `why` gives the reason."""
         from bamboo.jobs.job import Job  # which imports this module
 
         chosen = self._report.found.chosen

@@ -97,8 +97,8 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
 
 
 def _prices(wanted: PlanOptions) -> PriceList | None:
-    """Return the price list of --prices, or else Bamboo's newest; with --device, only the machines with these devices.
-    None without both flags. Raises PriceError.
+    """Return the price list of --prices, or else Bamboo's newest list; with --device, only machines with these devices.
+    None if neither flag is given. Raises PriceError.
     """
     devices = _names(wanted.device)
     path = wanted.prices or (shipped_prices()[-1] if devices else None)

@@ -45,7 +45,7 @@ class AtStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRandom:
-    """Random preemptions, a Poisson process. drawn: their number so far. due_at: second of training of the next one."""
+    """Random preemptions, a Poisson process. due_at: second of training of the next one. drawn: its number, from 1."""
 
     per_minute: float
     due_at: float = 0.0

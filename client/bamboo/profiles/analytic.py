@@ -3,7 +3,7 @@
 An operation takes the longer of the times of its arithmetic and of its memory traffic, and at least a kernel launch.
 
 The trainer counts what a model's layers compute and move. The rates are what programs reach, not what makers promise.
-The model leaves out losses of small kernels, gains of a cache, and copies between host and device.
+The times leave out losses of small kernels, gains of a cache, and copies between host and device.
 """
 
 from typing import Final

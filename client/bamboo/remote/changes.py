@@ -23,7 +23,7 @@ async def submit(
     watch: bool,
     wanted_namespace: str | None,
 ) -> int:
-    """Create the job, or with `apply` change an existing one; with `watch` show it until it is over.
+    """Create the job, or with `apply` change an existing one; with `watch` show it to its end. dry_run: only check it.
 
     Return the exit code. force: take over fields that others manage. wanted_namespace: the value of --namespace.
     """
@@ -93,7 +93,7 @@ async def resume(session: Session, name: Target, *, wait: bool, timeout: float) 
 
 
 async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool, timeout: float) -> int:
-    """Delete jobs, after a confirmation if some are not over. All are looked up first; a misspelt name deletes none."""
+    """Delete jobs, after a confirmation if some are not over. If one does not exist, none is deleted."""
     jobs = [view_of(body) for body in await asyncio.gather(*(session.api.job(*session.of(n)) for n in names))]
     if lost := "; ".join(text for job in jobs if (text := phrases.deleting(job))):
         confirm(lost, yes=yes)

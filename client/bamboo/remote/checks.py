@@ -70,7 +70,7 @@ class Unreadable:
 class ClusterFacts:
     """The cluster's objects and the user's permissions, which the checks examine. None: the object does not exist.
 
-    namespace: the jobs' namespace. operators: pods of all operators. lease: the Lease of the namespace's operator; None
+    namespace: the jobs' namespace. operators: the operators' pods. lease: the Lease of the namespace's operator; None
     also if the operator is not known or names no Lease. rights: for each verb that `submit` needs, whether the user may
     use it on jobs. spec: the spec of the job to check; None to check no job. queue: the job's Kueue LocalQueue.
     """

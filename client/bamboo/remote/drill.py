@@ -68,7 +68,7 @@ async def _report(
 ) -> int:
     """Wait for each phase of the recovery and print it: stages taken over, pod gone, job protected again.
 
-    Return the job's exit code if it ends meanwhile, else EXIT_OK. Raises WaitTimedOut, except for the pod.
+    Return the job's exit code if it ends meanwhile, else EXIT_OK. Raises WaitTimedOut, but not for a pod that stays.
     """
 
     async def so(met: Callable[[JobView], bool], otherwise: str) -> JobView:

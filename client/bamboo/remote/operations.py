@@ -40,7 +40,7 @@ async def existing(api: KubeApi, namespace: str, name: str) -> JobView | None:
 async def submit(
     api: KubeApi, job: JobSource, namespace: str | None, *, apply: bool, force: bool, dry_run: bool
 ) -> tuple[JobView | None, JobView]:
-    """Create a manifest's job, or with `apply` change an existing one, by server-side apply.
+    """Create a manifest's job, or with `apply` change an existing one, by server-side apply. dry_run: store nothing.
 
     Return the job before the change (None if it did not exist) and after it. namespace: the user's choice; None for the
     manifest's, or else the kubeconfig's. force: take over fields that others manage. Raises UsageError if namespaces

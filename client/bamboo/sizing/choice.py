@@ -37,7 +37,7 @@ class Bounds:
         return self.budget is not None or self.deadline is not None
 
     def rank(self, hours: float, usd: float) -> tuple[float, ...]:
-        """Return a sort key, least for the best: time x cost; with limits the excess over them, then cost or time."""
+        """Return a sort key, least for the best: time x cost; with limits the excess, then cost (deadline) or time."""
         if not self.any:
             return (hours * usd,)
         excess = max(1.0, hours / (self.deadline or math.inf), usd / (self.budget or math.inf))
@@ -104,9 +104,9 @@ def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -
 
 
 def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Alternative]:
-    """Return the simulated plans that differ from the chosen one in one field, to show what the choice saves.
+    """Return the simulated plans that differ from the chosen one only in spread policy, redundancy mode or standbys.
 
-    For a single worker, which has neither neighbours nor replicas, only the number of standbys is varied.
+    They show what the choice saves. For a single worker, which has no neighbours or replicas, only standbys may differ.
     """
     asked = ("standby",) if chosen.candidate.workers == 1 else ("spread", "mode", "standby")
     pairs = [(one, name) for name in asked for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]

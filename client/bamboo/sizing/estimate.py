@@ -49,7 +49,7 @@ def memory_needed(world: World, candidate: Candidate) -> int:
 def least_seconds(world: World, candidate: Candidate) -> float:
     """Return a lower bound of a step's seconds, without the time of communication.
 
-    The bound is the busiest stage's work on all its microbatches, and the work of earlier stages on one microbatch.
+    It is the largest sum of a stage's work on its microbatches and all earlier stages' work on one microbatch.
     """
     profile, spec = _profile(world, candidate), world.spec
     devices = spec.worker.devices

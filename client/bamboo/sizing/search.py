@@ -45,7 +45,7 @@ class SearchResult:
     shortlist: Shortlist
     simulated: tuple[Assessment, ...]
     front: tuple[Assessment, ...]  # the Pareto-optimal ones, ascending in time
-    chosen: Assessment | None  # of the front; None if none keeps the bounds
+    chosen: Assessment | None  # of the front; None if none ends within the bounds
 
     @property
     def runs(self) -> int:

@@ -19,7 +19,7 @@ STANDBYS: Final = (0.0, 0.125, 0.25, 0.5, 0.75)  # times the workers that run st
 class Limits:
     """The user's limits on the candidates."""
 
-    nodes: int  # at most at once, one for each worker
+    nodes: int  # the most workers at once: nodes, times the workers on each
     # stages, pipelines, micro_batches, standby: only these; (): all that make sense
     stages: tuple[int, ...] = ()
     pipelines: tuple[int, ...] = ()

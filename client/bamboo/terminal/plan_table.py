@@ -45,7 +45,7 @@ class PlanReport:
 
 
 def plan_text(report: PlanReport, width: int | None = None) -> str:
-    """Return a table of the Pareto-optimal plans and counts; for a recommended plan also a mark, alternatives, reasons.
+    """Return a table of the Pareto-optimal plans; for a recommended one also alternatives, reasons, manifest changes.
 
     Values common to all plans follow once, below the table. width: columns of the terminal, if there is one.
     """

@@ -38,7 +38,7 @@ class HeldStates:
     def follow(self, plan: Plan, now: float) -> list[StateOnItsWay]:
         """Drop states that the plan no longer assigns; return the copies that begin now.
 
-        An owner sends one state after the other.
+        A new owner has its state at once. An owner sends one copy after the other.
         """
         wanted: dict[WorkerId, set[int]] = {}
         busy: defaultdict[WorkerId, float] = defaultdict(float)

@@ -1,7 +1,7 @@
 """The workers of a simulated job in virtual time: steps, plans, states and checkpoints.
 
 They mirror the engine where it takes time: a plan takes effect at once or with a commit, the workers that take over a
-lost owner's stages complete the step, and a worker holds a state only once it is copied.
+lost owner's stages complete the step, and a replica holds a state only once it is copied.
 """
 
 from collections.abc import Callable

@@ -77,7 +77,7 @@ class NodeSupply:
         return used
 
     def take(self) -> SimulatedNode | None:
-        """Place a worker on a spot node, by pool, zone, then age; return the node, None if nodes or pools are full."""
+        """Place a worker on a spot node, by pool, zone, then age; return the node, None if no pool has one left."""
         return next((node for pool in self.spot if (node := self._take_of(pool)) is not None), None)
 
     def _take_of(self, pool: NodePool) -> SimulatedNode | None:

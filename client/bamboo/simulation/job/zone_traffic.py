@@ -23,8 +23,8 @@ ZONE_TRAFFIC_PRICE: Final = 0.01
 class TrafficKind(StrEnum):
     """The kinds of traffic between workers.
 
-    boundaries: activations and their gradients. reduction: sums of gradients between pipelines, and to a cell's owner
-    from the workers that run its portions. replicas: final gradients (SYNC). states: whole stages, to new holders.
+    boundaries: activations and their gradients. reduction: sums of gradients, between pipelines, to a cell's owner from
+    workers that run its portions, and to its keeper. replicas: final gradients (SYNC). states: stages, to new holders.
     """
 
     BOUNDARIES = "boundaries"
@@ -40,7 +40,7 @@ class Transfer(NamedTuple):
     sender: WorkerId
     receiver: WorkerId
     size: float
-    times: int = 1  # the number of workers in the receiver's zone that get this much each
+    times: int = 1  # how often: for each worker of the receiver's zone, or for each group of gradients
 
 
 def step_traffic(plan: Plan, layout: Layout, profile: ModelProfile) -> float:

@@ -170,7 +170,7 @@ class World:
 
 
 def machine_of(profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
-    """Return a machine whose profile has these prices in place of its own, kept where `price` or its part is None."""
+    """Return a machine: the profile with its prices replaced by those in `price`; a missing price keeps the old one."""
     if price is not None:
         usual = profile.prices.on_demand if profile.prices else price.spot
         known = ProfilePrices(spot=price.spot, on_demand=usual if price.on_demand is None else price.on_demand)
