@@ -42,7 +42,7 @@ def taken(handler: Callable[[], object]) -> Iterator[None]:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run `main()` like `asyncio.run`, with signals held. The first that is not `taken` is raised afterwards."""
+    """Run `main()` like `asyncio.run`, with signals held. The first signal that is not `taken` is raised afterwards."""
     with held():
         return asyncio.run(main())
 

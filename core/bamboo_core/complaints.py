@@ -1,7 +1,7 @@
 """Error messages for people, never empty.
 
 Many exceptions have no text, such as asyncio's TimeoutError or a ProcessLookupError for a process that has just ended.
-Every exception that becomes text passes through here, so that at least its type is shown.
+Every foreign exception that becomes text should pass through here, so that at least its type is shown.
 """
 
 import contextlib

@@ -51,7 +51,7 @@ class OutputLost(OSError):
 
 
 class _Output(io.FileIO):
-    """Standard output. A failed write raises BrokenPipeError or OutputLost, which no other file raises.
+    """Standard output. A failed write raises OutputLost, which no other file raises, or BrokenPipeError.
 
     optional: after a failed write the program reports it once, discards all output, and goes on.
     """

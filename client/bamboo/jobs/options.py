@@ -31,7 +31,7 @@ class SimulatedRunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions(SimulatedRunOptions):
-    """The user's options of a simulation: the flags of `bamboo simulate`, and the arguments of `Job.simulate`."""
+    """The user's options of a simulation: flags of `bamboo simulate` that are also arguments of `Job.simulate`."""
 
     preempt_rate: Annotated[
         list[float] | None,
@@ -84,7 +84,7 @@ class SimulateOptions(SimulatedRunOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions(SimulatedRunOptions):
-    """The user's options of a plan: the flags of `bamboo plan`, and the arguments of `Job.plan`."""
+    """The user's options of a plan: flags of `bamboo plan` that are also arguments of `Job.plan`."""
 
     prices: Annotated[
         str | None,

@@ -103,7 +103,7 @@ def objections(job: JobView, now: datetime, *, kill: bool) -> str | None:
 
 
 def taken_over(job: JobView, before: JobView, lost: RemoteWorker) -> bool:
-    """Return whether others run the lost worker's stages, and more takeovers are counted than `before` the loss."""
+    """Return whether others run the lost worker's stages, and more takeovers are counted than in `before`."""
     return not job.cells(lost.name) and job.status.takeovers > before.status.takeovers
 
 

@@ -60,7 +60,7 @@ def simulation_json(cases: Sequence[Case], runs: Sequence[Sequence[Series]]) -> 
 
 
 def _over_time(runs: Sequence[Series]) -> dict[str, Any]:
-    """Return means over the runs: hours, and each quantity at these hours."""
+    """Return hours, and the mean over the runs of each quantity at these hours."""
     names = [field.name for field in fields(Series) if field.name != "hours"]
     return {"hours": mean_over_time("nodes", runs)[0], **{name: mean_over_time(name, runs)[1] for name in names}}
 

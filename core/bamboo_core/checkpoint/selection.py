@@ -107,7 +107,7 @@ def choose(
 
 
 def _unfit(one: ListedCheckpoint, digest: str, layers: int | None, bad: Collection[CheckpointId]) -> str:
-    """Return why the job cannot resume from this checkpoint; "" if it can."""
+    """Return why the job cannot resume from this checkpoint, whatever its step; "" if it can."""
     if one.manifest is None or one.state is not ListedState.COMPLETE:
         return one.reason
     if one.attempt in bad:
@@ -134,9 +134,9 @@ def removable(
     """Return the attempts to remove, oldest first.
 
     keep: how many of the newest complete checkpoints stay, at least one; the one written last and the one with the best
-    score stay, too. digest: only checkpoints of this training are counted and removed; None: all are. now: seconds
-    since 1970. dead_after: an unfinished attempt counts as dead this many seconds after its last write, or earlier if a
-    checkpoint of its step or a later one was written since.
+    score stay, too. digest: checkpoints whose manifests have another digest are neither counted nor removed; None: all
+    are counted. now: seconds since 1970. dead_after: an unfinished attempt counts as dead this many seconds after its
+    last write, or earlier if a checkpoint of its step or a later one was written since.
     """
     everything = sorted(listed, key=newest_first)
     complete = [one for one in everything if one.state is ListedState.COMPLETE and _ours(one, digest)]
@@ -155,9 +155,9 @@ def removable(
 
 
 def _is_over(one: ListedCheckpoint, complete: list[ListedCheckpoint], dead: float, *, ours: bool) -> bool:
-    """Return whether an attempt that is not kept may be removed: newer ones exist, it is damaged, or its write was
-    interrupted. dead: unfinished attempts last written before this time are dead. ours: the attempt belongs to the
-    training that cleans up.
+    """Return whether an attempt that is not kept may be removed: it is complete, damaged but no newer than the newest
+    complete one, or interrupted. dead: unfinished attempts last written before this time are dead. ours: the attempt
+    belongs to the training that cleans up; otherwise only interrupted ones may be removed.
     """
     match one.state:
         case ListedState.COMPLETE:
@@ -180,7 +180,7 @@ def _overtook(complete: ListedCheckpoint, unfinished: ListedCheckpoint) -> bool:
 
 def _ours(one: ListedCheckpoint, digest: str | None) -> bool:
     """Return whether a checkpoint belongs to the training with that digest; True if the digest is None, or if the
-    checkpoint's manifest is unreadable.
+    checkpoint's manifest is missing or unreadable.
     """
     if one.manifest is None:
         return True

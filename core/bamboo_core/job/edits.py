@@ -65,8 +65,8 @@ def task_digest(spec: JobSpec) -> str:
 
 
 def numbers_digest(spec: JobSpec) -> str:
-    """Return a sha256 digest of all that the trained weights depend on: the task, its initial weights, and the training
-    section without fields marked NO_NUMBERS, such as its length.
+    """Return a sha256 digest of all that the trained weights depend on: the task, its initial weights, the number of
+    gradient groups, and the training section without fields marked NO_NUMBERS, such as its length.
 
     It is the same on every grid. A job continues only from checkpoints with the same digest.
     """

@@ -35,8 +35,8 @@ def _fits(form: TextPattern) -> Schema:
 class FieldForm(Protocol):
     """The form of a field's values.
 
-    description: of a right value, for messages. harmless: the value that replaces a missing required one while reading
-    continues.
+    description: of a right value, for messages. harmless: the value that replaces a wrong or missing one without a
+    default while reading continues.
     """
 
     @property
@@ -46,7 +46,7 @@ class FieldForm(Protocol):
     def harmless(self) -> Any: ...
 
     def read(self, fields: Fields, name: str) -> Any:
-        """Return the value; None if it is absent or does not fit. A value that does not fit is noted as a problem."""
+        """Return the value, or None (maps: empty) if it is absent or does not fit. The latter is noted as a problem."""
         ...
 
     def schema(self) -> Schema:

@@ -50,7 +50,7 @@ def _containers(spec: JobSpec) -> Iterator[str]:
 
 
 def _one_zone(spec: JobSpec) -> str:
-    """Warn about a job that runs in one zone: the loss of that zone takes all its workers."""
+    """Warn about ZonePerPipeline with one pipeline, and SingleZone without checkpoints: one zone has all workers."""
     policy = pod_spread(spec)
     if policy is SpreadPolicy.ZONE_PER_PIPELINE and most_pipelines(spec) == 1:
         return "spec.spread.policy ZonePerPipeline with one pipeline: the whole job is in one zone, as with SingleZone"
@@ -67,7 +67,7 @@ def _budget(spec: JobSpec) -> str:
 
 
 def _nodes(spec: JobSpec) -> str:
-    """Warn if losing one node with several workers would take the whole job, or neighbours in a pipeline."""
+    """Warn, unless mode is None, if losing one node of several workers would take all workers, or neighbours."""
     room, workers = spec.spread.workers_per_node, wanted_workers(spec)
     nodes = spec.spread.nodes(workers)
     if room == 1 or workers == 1 or spec.redundancy.mode is RedundancyMode.NONE:

@@ -140,7 +140,7 @@ def completes(kind: type) -> Callable[[Completion], Completion]:
 
 
 def read_object(kind: type, fields: Fields, objects: list[ReadObject], **known: Any) -> Any:
-    """Read an object of the type `kind`. Each wrong value is noted as a problem, and replaced by a harmless one.
+    """Read an object of the type `kind`. Each wrong value is noted as a problem; a default or harmless one replaces it.
 
     objects: collects this object and the objects in it. known: values of its fields that the manifest's spec does not
     contain.

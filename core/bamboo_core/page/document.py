@@ -70,7 +70,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     done_by: str  # whether the job will be done by its date
     cost_at_end: float | None
     pools: tuple[PoolCost, ...]
-    # newest first; the points' step falls where the job went back to a checkpoint
+    # points: oldest first; their step falls where the job went back to a checkpoint. marks, events: newest first
     points: tuple[Point, ...]
     marks: tuple[TimelineMark, ...]
     events: tuple[tuple[float, Emit], ...]
