@@ -26,7 +26,7 @@ def adopt(*, adopts: bool = True) -> None:
 
 def end_with(parent: int, number: int = signal.SIGKILL) -> None:
     """Have the kernel signal this newly forked process as soon as the thread that forked it ends. Exits at once if the
-    parent has already ended. parent: the parent's process id.
+    parent has already ended. parent: the parent's process id. number: of the signal.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
@@ -46,7 +46,7 @@ def children() -> dict[int, int]:
 
 
 def carries(pid: int, variable: str, value: str) -> bool:
-    """Return whether a process was started with this environment variable; False if it has ended or cannot be read."""
+    """Return whether a process was started with this variable and value; False if it has ended or cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return f"{variable}={value}".encode() in file.read().split(b"\0")

@@ -87,8 +87,8 @@ async def _open(session: Session, url: str) -> None:
 async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
     """Return the running pod of the operator that manages the jobs of a namespace.
 
-    namespace: the operator's, in which any operator will do if several run; None searches the cluster. watching: the
-    jobs' namespace. Raises RemoteError if no operator runs, or if several in the whole cluster may manage the jobs.
+    namespace: the operator's; if several operators there may manage the jobs, any one is returned. None searches the
+    whole cluster, where several are an error. watching: the jobs' namespace. Raises RemoteError, also if none runs.
     """
     running = [pod for pod in await operator_pods(api, namespace) if is_running(pod)]
     if not running:

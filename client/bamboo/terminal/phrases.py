@@ -30,7 +30,7 @@ def short_age(seconds: float) -> str:
 
 
 def progress(job: JobView) -> str:
-    """Return a line with step, loss, speed and time left."""
+    """Return a line with step and loss, and while the job trains with speed and time left."""
     training = job.status.training
     runs = job.status.ended is None and (job.live is not None or job.status.holds("Running"))
     early = job.live.stopped_early if job.live is not None else job.status.stopped_early
@@ -74,7 +74,7 @@ def evaluation(job: JobView) -> str:
 
 
 def counts(job: JobView) -> str:
-    """Return a line with the numbers of pipelines, workers, preemptions, takeovers, and failures if there are any."""
+    """Return a line that counts pipelines and workers (if desired), preemptions, takeovers, and failures (if any)."""
     status, workers = job.status, job.status.workers
     parts = []
     if workers.desired:

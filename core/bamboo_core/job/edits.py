@@ -18,7 +18,7 @@ MOST_NAMED = 10  # fields in one sentence
 
 
 def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest in force after an edit of `old`: fixed fields keep their values."""
+    """Return the manifest in force after an edit of `old` to `wanted`: fixed fields keep their values."""
     spec = _edited(JobSpec, old["spec"], wanted.get("spec") or {}, stays=False)
     return {**deepcopy(dict(old)), "spec": deepcopy(spec)}
 

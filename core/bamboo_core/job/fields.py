@@ -34,7 +34,7 @@ class ManifestError(ValueError):
 
 
 def show(value: object) -> str:
-    """Return a value for a message: JSON on one line, shortened. Objects and lists are named only by their kind."""
+    """Return a value for a message: JSON on one line, shortened. Objects, lists and huge integers are named by kind."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):

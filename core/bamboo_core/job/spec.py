@@ -347,7 +347,7 @@ def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
 
 
 def in_force(spec: JobSpec) -> JobSpec:
-    """Return the spec with the redundancy in force on its grid: a mode that is not Auto."""
+    """Return the spec with the redundancy in force on its grid, never Auto, assuming that owners are apart (`on`)."""
     if spec.redundancy.mode is not RedundancyMode.AUTO:
         return spec
     return replace(spec, redundancy=spec.redundancy.on(spec.topology.pipelines))

@@ -232,8 +232,8 @@ class JobView:
 
     @property
     def held_back(self) -> str:
-        """Why the operator suspends a job whose manifest does not, such as for a spent budget, and what helps; "" if
-        it does not.
+        """Why the operator keeps the job suspended though spec.suspend is false, such as for a spent budget, and what
+        helps; "" if it does not.
         """
         held = self.status.condition("Suspended")
         if self.spec.suspend or self.status.ended or held is None or not held.holds or held.reason == "Suspended":
