@@ -155,7 +155,7 @@ class LocalJob:
         return self._progress
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
-        """Preempt a worker. worker: None for the last worker of the grid. Raises InvalidRequest."""
+        """Preempt a worker; None: the last one of the grid. Raises InvalidRequest if the worker or grid is unknown."""
         self._check_runs()
         training = [one for pipeline in self._progress.grid for one in pipeline]
         if not training:

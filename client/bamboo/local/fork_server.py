@@ -159,7 +159,7 @@ class ForkServer:
         self.signal(worker, signal.SIGUSR1)
 
     def signal(self, worker: WorkerId, number: int) -> None:
-        """Send a signal to a worker, if it lives. A starting worker gets the last one, or SIGKILL if sent."""
+        """Send a signal to a living worker. While it starts, the last signal is kept for it, and SIGKILL overrides."""
         if worker not in self._pids:
             return
         if (pid := self._pids[worker]) is None:

@@ -1,4 +1,4 @@
-"""`submit`, `suspend`, `resume` and `delete`: changes to jobs, with warnings about their consequences."""
+"""`submit`, `suspend`, `resume` and `delete`: changes to jobs, confirmed where progress would be lost."""
 
 import asyncio
 

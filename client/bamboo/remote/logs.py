@@ -141,7 +141,7 @@ class LogReader:
         return {"container": TRAINER_CONTAINER, "follow": "true", "sinceTime": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
     async def _some_end(self, reading: "dict[asyncio.Task[None], RemoteWorker]") -> list[RemoteWorker]:
-        """Wait LOOK_SECONDS; return the workers whose logs have ended, or raise the error of a read that failed."""
+        """Wait LOOK_SECONDS; remove the reads that ended and return their workers. Raises a failed read's error."""
         began = time.monotonic()
         done: set[asyncio.Task[None]] = set()
         if reading:

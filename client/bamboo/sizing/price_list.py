@@ -1,4 +1,4 @@
-"""Price lists of machines and of traffic between zones, from users' files or Bamboo's. Only reading does I/O."""
+"""Price lists of machines and of traffic between zones, by users or Bamboo. Only reading and listing them does I/O."""
 
 from collections.abc import Collection
 from pathlib import Path

@@ -438,7 +438,7 @@ class KubeApi:
 
     async def apply_job(self, namespace: str, document: Object, *, force: bool, dry_run: bool = False) -> Object:
         """Create the job, or merge the document into the existing one (server-side apply), and return it. force:
-        overwrite fields that other managers own.
+        overwrite fields that other managers own. dry_run: only check.
         """
         query = {"fieldManager": MANAGER, "force": str(force).lower()} | ({"dryRun": "All"} if dry_run else {})
         return await self._call_job("PATCH", namespace, document["metadata"]["name"], document, query, APPLY)

@@ -34,7 +34,7 @@ DETECTION: Final = "detection: the heartbeat timeout, as of a machine that vanis
 def measure_task(job: JobSource, repeats: int, seconds: float) -> ModelProfile:
     """Measure a task's layers on this machine's device, and return their profile. Raises ProfileError.
 
-    repeats: microbatches per layer for the median; more follow if it is not steady. seconds: time limit for more.
+    repeats: microbatches per layer for the median; more follow if it is not steady. seconds: limit for those.
     """
     answer = _answer(PROFILE, job, "the task could not be measured", repeats=repeats, seconds=seconds)
     return profile_of(job.spec, answer, repeats)

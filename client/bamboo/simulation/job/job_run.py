@@ -88,7 +88,7 @@ def model_of(run: JobRun) -> StepModel:
 
 
 def _simplified(run: JobRun) -> JobRun:
-    """Return the run without settings that a simulation ignores, such as evaluation; the profile fits microbatches."""
+    """Drop a run's settings that are ignored here, such as evaluation, and fit its profile to its microbatches."""
     training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None, deterministic=False)
     checkpoint = run.spec.checkpoint and replace(run.spec.checkpoint, keep_best=False)
     spec = replace(run.spec, training=training, checkpoint=checkpoint)

@@ -295,7 +295,7 @@ class SimulatedTraining:
             self._begin()
 
     def _is_new(self, plan: Plan) -> bool:
-        """Return whether the coordinator still learns step times on this grid, and needs a report of each step."""
+        """Note a new grid. Return whether the coordinator still learns its step times, and needs each step reported."""
         if not self._spec.elastic:
             return False
         ran = plan.stages, plan.target.pipelines, plan.target.schedule
