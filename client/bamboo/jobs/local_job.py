@@ -155,7 +155,7 @@ class LocalJob:
         return self._progress
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
-        """Preempt a worker; None: the last one of the grid. Raises InvalidRequest if the worker or grid is unknown."""
+        """Preempt a worker; None: the last of the grid. Raises InvalidRequest if it is unknown or nothing trains."""
         self._check_runs()
         training = [one for pipeline in self._progress.grid for one in pipeline]
         if not training:
@@ -165,7 +165,7 @@ class LocalJob:
         self._check_runs()(TakeWorker(worker or training[-1], notice))
 
     async def scale(self, workers: int) -> None:
-        """Set elastic.maxWorkers. Raises InvalidRequest for a wrong number, a fixed grid, or a job that has no run."""
+        """Set elastic.maxWorkers. Raises InvalidRequest for a wrong number, a fixed grid or a job that does not run."""
         elastic = self._job.document["spec"].get("elastic")
         if elastic is None:
             raise InvalidRequest(f"{self.name} cannot be scaled: without spec.elastic its grid is fixed")

@@ -149,7 +149,7 @@ def asks_for_gpus(job: JobSpec, pool: NodePool | None) -> bool:
 
 
 def asking_for_gpus(job: JobSpec) -> str:
-    """Return the field by which every worker requests GPUs, with its verb, as in "spec.worker.resources asks". Where
+    """Return the field by which every worker requests GPUs, with its verb, as in "spec.worker.resources asks". If
     some workers request none: spec.worker.devices if it is above 1, else "".
     """
     if all(asks_for_gpus(job, pool) for pool in job.node_pools or (None,)):
