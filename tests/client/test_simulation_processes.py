@@ -80,6 +80,7 @@ def naps(seconds: float) -> float:
 
 def test_results_that_nobody_wants_end_the_processes() -> None:
     """The caller drops the results while some items are in work and others wait; pytest fails if a thread raises."""
+    assert list(in_processes(naps, [], 2)) == []
     results = in_processes(naps, [0.0, *[PATIENCE] * 7], 2)
     assert next(results) == 0.0
     del results

@@ -23,7 +23,7 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
     Raises the work's exceptions, and SimulationError if a process is killed. If the iterator is abandoned, as by
     Ctrl-C, the processes are killed in the middle of their work; if this process is killed, the kernel kills them.
     """
-    if jobs == 1 or len(items) == 1:
+    if jobs == 1 or len(items) < 2:
         yield from map(work, items)
         return
     others = active_children()
