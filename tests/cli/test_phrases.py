@@ -36,6 +36,7 @@ WAITING = condition("Running", False)
         (SPEC, {"training": {"step": 0, "steps": 9}}, None),
         (KEEPING, {"conditions": [WAITING]}, "has no checkpoint yet: it will start from step 0"),
         (KEEPING, {"conditions": [WAITING], "checkpoint": {"lastStep": 99}}, "at step 99, which loses 1 step"),
+        (KEEPING, {"conditions": [WAITING], "checkpoint": {"lastStep": 100}}, None),
         (KEEPING, {"conditions": [condition("Running", True)]}, None),  # its state is kept first
         ({**SPEC, "suspend": True}, {}, None),
         (SPEC, {"conditions": [condition("Complete", True)]}, None),

@@ -194,8 +194,8 @@ def suspending(job: JobView) -> str | None:
         return None
     if job.spec.checkpoint is None:
         return f"{job.name} saves no checkpoints: it will start from step 0, which loses its {count(step, 'step')}"
-    if job.status.holds("Running"):
-        return None  # its state is saved before it stops
+    if job.status.holds("Running") or kept == step:
+        return None  # a running job's state is saved before it stops
     if kept is None:
         return f"{job.name} has no checkpoint yet: it will start from step 0, which loses its {count(step, 'step')}"
     lost = step - kept
