@@ -25,7 +25,7 @@ class AsBuilt:
         }
 
     def changed(self) -> tuple[str, ...]:
-        """Describe each attribute that differs from its value at construction."""
+        """Describe each plain attribute that is new, or whose value differs from the one at construction."""
         return tuple(
             f"{name!r} of {type(module).__name__} in layer {layer}"
             for (layer, _), (module, first) in self._first.items()

@@ -23,13 +23,13 @@ WATCHED: Final = 4  # the first backwards of a stage, watched for modules that r
 
 
 class BackwardRunner:
-    """The runner of backwards. It sums gradients in the order of microbatches, whenever they are computed."""
+    """The runner of backwards. It sums the microbatches' gradients in order, even if some are computed later."""
 
     def __init__(self, values: StageValues, bring: Bring, *, splits: bool) -> None:
         """Create the runner.
 
-        bring: copies gradients to the device. splits: weight gradients may be postponed, which layers that run again in
-        the backward do not allow.
+        bring: copies gradients to the device. splits: weight gradients may be postponed; False if layers run again in
+        the backward (activation checkpointing).
         """
         self._values, self._parameters, self._bring = values, values.parameters, bring
         self._weight_unit = loss_unit(values.task, values.config)
@@ -110,7 +110,7 @@ class BackwardRunner:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """In this context, stop splitting backwards once a layer runs again in one: it would run again in each part.
+        """In this context, stop splitting backwards once a backward runs a layer again: each part would run it.
 
         The task names its checkpointed layers (`Task.checkpointed`), but a module may also checkpoint itself.
         """
@@ -147,8 +147,8 @@ class BackwardRunner:
     def _add(self, work: Work, microbatch: int, compute: Callable[[], None]) -> None:
         """Add to the sum a microbatch's parameter gradients, which `compute` computes, and its norms' statistics.
 
-        For a half of a sum they are computed separately first: a parameter may be reached more than once, and its
-        gradients must be summed before they are added to the other half.
+        For `GradientSum.half`, the gradients are computed separately first: a parameter may be reached more than once,
+        and its gradients must be summed before they are added there.
         """
         parameters, total, statistics = self._parameters, work.gradients, work.statistics.pop(microbatch, ())
         half = total.half

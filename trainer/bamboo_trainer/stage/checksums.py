@@ -76,7 +76,7 @@ def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
 
 
 def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Collection[str] = ()) -> str:
-    """Return the sum of the SHA-256 of all tensors and numbers: equal for bit-equal states. without: names left out."""
+    """Return the sum of the SHA-256 of the state's tensors and numbers. without: those to leave out, as "0.weight"."""
     digests = []
     for name, tensor in _named(parameters, optimizer):
         if _slot(name) not in without:
@@ -91,7 +91,7 @@ def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Colle
 
 
 def checksums(parameters: FlatParameters, optimizer: OptimizerState) -> dict[str, int]:
-    """Return 64-bit checksums of each tensor, by name, computed on its device, and of all numbers (NUMBERS)."""
+    """Return a 64-bit checksum of each tensor, by name, computed on its device, and one of all numbers (NUMBERS)."""
     sums = {name: checksum(tensor) for name, tensor in _named(parameters, optimizer)}
     scalars = sorted((name, repr(value)) for name, value in optimizer.scalars().items())
     return {**sums, NUMBERS: checksum_of((), scalars)}

@@ -2,8 +2,8 @@
 
 A compiled layer's code must not depend on the model's split, nor its bits on what a worker has run before. So each
 layer is one graph for exactly the shapes and dtypes of its inputs (no dynamic shapes), always with the graph for the
-backward. Only the layers that `_left` names run eagerly; any other layer that cannot be compiled this way ends the job
-with its name. Workers compare everything that decides the generated code (`bamboo_core.control.platform`).
+backward. Evaluations run eagerly, as do the layers that `_left` names; any other layer that cannot be compiled this way
+ends the job with its name. Workers compare everything that decides the generated code (`bamboo_core.control.platform`).
 """
 
 import functools
@@ -159,7 +159,7 @@ class CompiledLayers:
     ) -> None:
         """Compile layers before they are needed, by running them on zeros of these forms. call: runs (number, inputs).
 
-        The backward is compiled together with the forward. A layer that raises for zeros is compiled later.
+        Compile backwards, too, and layers that raise for zeros later. Raises TaskError if a layer cannot be compiled.
         """
         begun = time.perf_counter()
         for index in self._compiled.keys() & forms.keys():

@@ -44,7 +44,7 @@ Metrics = dict[str, Sum]
 class Forwarding:
     """A forward in progress.
 
-    parts: outputs of the layers so far; at the end the outputs of the stage, or the loss.
+    parts: outputs of the newest layer; at first the stage's inputs (`leaves`), at the end its outputs, or the loss.
     """
 
     step: int
@@ -103,8 +103,8 @@ class ForwardRunner:
         return not self._checkpointed.isdisjoint(self._layers)
 
     def expect(self, step: int, microbatches: Iterable[int]) -> None:
-        """Compute the random seeds of a step's forwards ahead, which is much faster than one by one between layers. A
-        forward whose seeds are not known computes its own.
+        """Compute the random seeds of a step's forwards ahead, much faster than computing each one between two layers.
+        A forward whose seeds are not known computes its own.
         """
         known = {place: seeds for place, seeds in self._seeds.items() if place[0] == step}
         self._seeds = known | {(step, m): self._seeds_of(step, m) for m in microbatches}
@@ -157,7 +157,7 @@ class ForwardRunner:
                 f.measure(self._task, f.targets)
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
-        """Run a layer, seeded; the backward repeats this call. capture: gets norms' statistics in the forward only."""
+        """Run a checkpointed layer, seeded; its backward repeats this call, but adds nothing to `capture`."""
         with capturing(capture):
             return self._call(index, seed, given)
 
@@ -214,6 +214,6 @@ class Evaluator:
 
 
 def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcontext[None]":
-    """Return autocast without a cache; in fp32, no context: a forward with a graph must not find casts without one."""
+    """Return autocast without a cache, where training would find casts that have no graph; in fp32, no autocast."""
     dtype = REDUCED.get(precision)
     return torch.autocast(device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()

@@ -96,9 +96,9 @@ class WeightGradients:
 def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightGradients | None:
     """Run the first part of a backward, which computes `leaf.grad` of the inputs; return the postponed second part.
 
-    Return None, with nothing run, if the backward cannot be split: there is nothing to split, or a parameter is reached
-    from an operation that computes all gradients at once, from two operations of which one leads to the other, or from
-    a custom autograd function on the way to the inputs, which may do anything.
+    Return None, with nothing run, if the backward cannot be split: there is nothing to split; a custom autograd
+    function, which may do anything, is on the way to the inputs; or a parameter is reached from outside that way, from
+    an operation that computes all gradients at once, or from several that lead to each other or to other parameters.
     """
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     frontier = _frontier([end.node for end, _ in ends], inputs) if inputs else None
@@ -196,9 +196,9 @@ PIECE: Final = 1 << 24  # elements to bring from host memory at once
 
 class GradientSum:
     """The sum of gradients over microbatches: backwards add to `target`; a group's sum is added to the one before it as
-    soon as both are halves of a node of the tree. So at most log2(groups) tensors exist besides the target. A group
-    of one microbatch that is the right half of a node needs no target: its gradient is added to the left half (`half`),
-    the same addition. On a GPU without room the finished sums wait in host memory, where they are not modified.
+    soon as both are halves of a node of the tree (`SumNode`). So at most log2(groups) tensors exist besides the target.
+    A group of one microbatch that is a node's right half needs no target: its gradient is added to the left half
+    (`half`). On a GPU without room the finished sums wait in host memory, where they are not modified.
 
     marked: the parameters that the current group has marked as used, by number.
     """
@@ -266,7 +266,7 @@ class GradientSum:
         return node, total if stays else total.cpu()
 
     def apart(self, total: Tensor) -> Tensor:
-        """Return a finished sum as a copy that later additions do not change; in host memory if the device is full."""
+        """Return a finished sum that later additions do not change: itself if it is in host memory, else a copy."""
         if total.device != self._device:
             return total
         return total.clone() if has_room(self._device, total.nbytes) else total.cpu()
@@ -367,6 +367,6 @@ class GradientSum:
 
 
 def pieces(size: int, place: slice = slice(None)) -> Iterator[slice]:
-    """Divide a range of `size` elements into slices of at most PIECE elements, to be brought to a device in turn."""
+    """Divide `place`, a range within `size` elements, into slices of at most PIECE elements, to be copied in turn."""
     first, end, _ = place.indices(size)
     return (slice(start, min(start + PIECE, end)) for start in range(first, end, PIECE))

@@ -30,8 +30,8 @@ VALUE = "value:"
 class LayerState:
     """One layer's state at one version. tensors: in host memory. scalars: the optimizer's plain numbers.
 
-    names: for each name in the layer's state_dict, the name of its tensor; a tied one may be another layer's. common:
-    the state that belongs to no layer, which goes with a layer from worker to worker; a checkpoint's manifest has it.
+    names: for each name in the layer's state_dict, the name of its tensor; a tied one may be another layer's. Empty if
+    not needed. common: the state that belongs to no layer; it goes with each layer, or is in a checkpoint's manifest.
     """
 
     layer: int
@@ -120,7 +120,7 @@ def take(
 
 
 def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
-    """Describe a parameter or constant for messages. name: such as "parameter:0.weight"; a tied one's first name."""
+    """Describe a tensor of the state for messages. name: such as "parameter:0.weight"; a tied one's first name."""
     kind, _, place = name.partition(":")
     index, _, path = place.partition(".")
     layer = layers.get(int(index))

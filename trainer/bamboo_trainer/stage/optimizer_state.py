@@ -263,7 +263,7 @@ class OptimizerState:
         return scalars
 
     def trial(self, version: int) -> OptimizerTrial | None:
-        """Return an optimizer trial of a part of the parameters, whose gradients are set; None if none can be made."""
+        """Return an optimizer trial of some parameters; None if none can be made. The gradients must be set."""
         slots = tried(self._slots, version) if self._slots else []
         try:
             return OptimizerTrial(slots, self._scheduled, self._groups) if slots else None

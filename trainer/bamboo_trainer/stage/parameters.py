@@ -6,7 +6,7 @@ gradient, so it is summed, sent, logged and repeated with it. So are the sums of
 a layer's parameters.
 
 A first stage's gradient is divided into buckets of consecutive layers (`Bucket`), which its last backward finishes one
-after the other. That microbatch's forward is cut where buckets begin, as it is cut between stages: a layer's inputs
+after the other. The last microbatch's forward is cut where buckets begin, as it is cut between stages: a layer's inputs
 there are leaves, so the backward of the layers behind it ends there, and the leaves' gradients begin the next part. As
 with stages, that changes no bit.
 """
@@ -34,9 +34,7 @@ Ends = Sequence[tuple[Tensor | GradientEdge, Tensor]]
 
 
 class Bucket(NamedTuple):
-    """A range of a stage's flat gradient that a backward completes before the rest. layer: the backward completes the
-    range at this layer. place: the range, in elements.
-    """
+    """A range of a stage's flat gradient. layer: its backward completes the range. place: the range, in elements."""
 
     layer: int
     place: slice
@@ -88,8 +86,8 @@ class BackwardPart(NamedTuple):
 
 
 def parts_of(ends: Ends, added: int, cuts: Sequence[Cut]) -> Iterator[BackwardPart]:
-    """Yield the parts of a backward, last layers first. Run each part before requesting the next. ends:
-    where the whole begins; the last `added` of them are losses that layers have added, in order.
+    """Yield the parts of a backward, last layers first. Run each part before requesting the next. ends: where the whole
+    backward begins; the last `added` of them are losses that layers have added, in order.
     """
     whole = len(ends) - added
     ends, losses = ends[:whole], ends[whole:]
@@ -207,7 +205,7 @@ class TiedSegment:
 def tied_segments(
     parameters: "FlatParameters", groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
 ) -> tuple[TiedSegment, ...]:
-    """Return the tied groups whose layers' gradients a stage has to sum, by group. groups: from `tied_groups`."""
+    """Return, in order, the tied groups whose layers' gradients a stage has to sum. groups: from `tied_groups`."""
     layers: dict[int, set[int]] = {}
     for name, (group, _) in groups.items():
         layers.setdefault(group, set()).add(int(name.partition(".")[0]))

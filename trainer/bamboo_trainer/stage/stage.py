@@ -163,7 +163,7 @@ class Stage:
         return entry
 
     def expect(self, coming: Iterable[tuple[int, int]]) -> None:
-        """Read the data of the next microbatches' forwards in the background. coming: step and microbatch of each."""
+        """If the stage needs data, read those of coming forwards in the background. coming: (step, microbatch)."""
         if self.values.index == 0 or self.values.last:
             self._reader.expect(self.values.index, coming)
 

@@ -169,7 +169,7 @@ class StageStates:
         return sorted(self.by_stage[index].final)
 
     def secured(self, index: int) -> int:
-        """Return the version that a state can reach by itself: the next one if its step's final gradient is here."""
+        """Return the version that a state can reach alone: the next with its step's final gradient, else its own."""
         state = self.by_stage[index]
         return state.version + (state.version in state.final)
 

@@ -81,15 +81,15 @@ class FiniteState:
             self._name_parameter(step)
 
     def gradient_was_not(self) -> None:
-        """Skip checks from now on: the newest step's gradient was not finite, which is reported instead."""
+        """Skip further checks until `forget`: the newest step's gradient was not finite, which is reported instead."""
         self._excused = True
 
     def forget(self) -> None:
-        """Forget pending checks: the state was replaced."""
+        """Forget a pending check, and end `gradient_was_not`: the state was replaced."""
         self._pending, self._excused = None, False
 
     def check_all(self, version: int) -> None:
-        """Raise TaskError if a parameter is not finite, or the optimizer's state has NaN. version: for the message."""
+        """Raise TaskError if the pending check fails or, unless excused, the optimizer's state has NaN at `version`."""
         self.confirm()
         if self._excused:
             return
@@ -201,8 +201,8 @@ class StageValues:
 
     def apply(self, gradient: Tensor, norm: float, *, scale: float = 1.0, tries: bool = False) -> None:
         """Take one optimizer step with the final gradient (not modified) times scale, and add the sums in it to the
-        norms' running statistics. norm: the norm of the global gradient. tries: compare with a rebuilt optimizer;
-        raises NotDeterministic if its bits differ.
+        norms' running statistics. norm: of the global gradient, by which it is clipped. tries: compare with a rebuilt
+        optimizer; raises NotDeterministic if its bits differ.
 
         A parameter that no microbatch has used, or that a decision has frozen, stays unchanged, with its optimizer
         state.
@@ -243,7 +243,7 @@ class StageValues:
         self.version += 1
 
     def squared_norms(self, gradient: Tensor) -> Tensor:
-        """Return the squared norm of each parameter's final gradient, unscaled, in fp64, in one tensor. A tied
+        """Return the squared norm of each parameter's final gradient, without the loss scale: fp64 [parameters]. A tied
         parameter counts only on its lowest stage; parameters that a decision has frozen are left out.
         """
         own = [slot for slot in self.parameters.slots if slot.group not in self._elsewhere]
@@ -375,7 +375,7 @@ class StageValues:
 
     def checksums(self) -> dict[str, int]:
         """Return checksums of the whole state, by each tensor's name in messages; by layer if there are more than
-        MOST_SUMS tensors. All holders of the stage have equal ones. Raises TaskError if a buffer has changed.
+        MOST_SUMS tensors. All holders of the stage have equal ones. Raises TaskError if a constant has changed.
         """
         self._constants.check(bits=True)
         sums = checksums.checksums(self.parameters, self.optimizer)

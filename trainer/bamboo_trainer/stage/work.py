@@ -112,7 +112,7 @@ class Work:
     def ends(
         self, microbatch: int, gradients: Gradients | None, microbatches: int, scale: BackwardScale
     ) -> tuple[Parts, Ends]:
-        """Remove a forward's context; return its inputs, and where its backward begins: tensors with their gradients.
+        """Remove a forward's context; return its inputs, and the tensors or edges where its backward begins (`Ends`).
 
         gradients: see `Stage.backward`. microbatches: number in the step; it divides a mean loss. Raises ValueError.
         """
