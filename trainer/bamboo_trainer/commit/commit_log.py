@@ -94,7 +94,7 @@ class CommitLog:
         self._generations.setdefault(step, generation)
 
     def forget(self, oldest_needed: int) -> None:
-        """Forget the steps before `oldest_needed`, the oldest version held here, except for the last KEPT_STEPS."""
+        """Forget the steps before `oldest_needed`, the oldest version held here. At least the last KEPT_STEPS stay."""
         limit = min(oldest_needed, self.newest - KEPT_STEPS)
         for table in (self.commits, self._ready, self._generations):
             for step in [k for k in table if k < limit]:

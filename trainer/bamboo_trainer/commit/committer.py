@@ -301,5 +301,5 @@ class Committer:
 
 
 def _sendable(number: float) -> float | None:
-    """Return None for a number that the coordinator refuses: NaN, or larger than any in a real training."""
+    """Return a number, or None if the coordinator refuses it: NaN, or above MOST_NUMBER in magnitude."""
     return number if abs(number) <= MOST_NUMBER else None

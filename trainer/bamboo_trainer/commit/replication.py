@@ -71,7 +71,7 @@ class ReplicaProgress:
         return Owed.GRADIENTS
 
     def relinked(self, mine: int) -> Owed:
-        """Return what to send the replica again after a broken link, or a skipped step, that may have lost frames."""
+        """Return what to send the replica after a broken link may have lost frames, or the owner has skipped steps."""
         if self.since is None:
             return Owed.NOTHING
         if self.acked >= mine:
@@ -89,9 +89,9 @@ class ReplicaProgress:
     def holds_back(self, step: int, strict: bool) -> bool:
         """Return whether the owner must wait for the replica before `step` is committed. See docs/design/commit.md.
 
-        The owner does not wait for a replica that still gets its state, but for one that is CLOSE_STEPS behind or has
-        lagged for PATIENCE_STEPS: where a step is shorter than the round trip to the replica, it would never catch up
-        by itself. strict: the replica must be able to complete the step without any worker's log.
+        The owner does not wait for a replica that still gets its state, but for one that has once been synced, is at
+        most CLOSE_STEPS behind or has lagged for PATIENCE_STEPS: where steps are shorter than a round trip, the replica
+        would never catch up by itself. strict: a synced one must be able to complete the step without any worker's log.
         """
         if self.synced:
             return self.acked < step or (strict and self.secured <= step)
@@ -104,7 +104,7 @@ class ReplicaProgress:
 class ArrivedState:
     """A stage's state that arrives from another worker, layer by layer.
 
-    wanted: the number of layers to come. generation: the generation of the layout at the state's version.
+    wanted: the number of its layers. generation: the generation of the layout at the state's version.
     """
 
     cell: Cell
@@ -194,8 +194,8 @@ class Replicator:
         return Address(FrameKind.SYNC, *cell, step), (final,), self._log.latest()
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
-        """Record the version that a replica announced, and send the gradients or the state that it lacks. epoch: the
-        epoch of the plan that it obeys.
+        """Record the version that a replica announced, and send the state or gradients that it lacks. Once the replica
+        is level, tell the coordinator. epoch: of the plan that the replica obeys.
         """
         progress, held = self.progress[cell, replica], self._states.here(cell.stage)
         if epoch < progress.epoch:
