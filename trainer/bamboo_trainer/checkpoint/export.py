@@ -3,8 +3,8 @@
 The folder is for `from_pretrained`: it has config.json, model.safetensors, and copies of the model's companions
 (tokenizer, settings for generation).
 
-The export works layer by layer, so the largest layer's file bounds memory, whatever the model's size. The output
-appears under its name as a whole or not at all.
+The export works file by file (in a checkpoint: layer by layer), so the largest file bounds memory, whatever the model's
+size. The output appears under its name as a whole or not at all.
 """
 
 import os
@@ -137,7 +137,7 @@ def export(
 
 
 def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
-    """Export a checkpoint of a local run into a new folder, as one safetensors file with names like "layers.0.weight".
+    """Export a local run's checkpoint into a folder, made if missing: one safetensors file, names "layers.0.weight".
     Return {}, or {"problem": one sentence} if the checkpoint cannot be read or the file cannot be written.
     """
     try:

@@ -38,7 +38,7 @@ class RestoreError(Exception):
 
 
 class ExportError(StorageError):
-    """Raised if an export is not possible. The message is one sentence."""
+    """Raised if an export is not possible, or a URL has no weights to read. The message is one sentence."""
 
 
 FORMAT: Final = 1
@@ -179,7 +179,7 @@ _FIRST_BYTES: Final = 64 << 10  # the whole header of most layers fits
 class StateEntry:
     """One tensor of a stored state dict, without its data.
 
-    layer: the layer whose file holds it. tensor: its name in that file, which the entries of a tied parameter share.
+    layer: the number of its file (in a checkpoint: of the layer). tensor: its name there, the same for tied entries.
     dtype, shape: as stored; a complex tensor is stored as a real one with a last dimension of two.
     """
 

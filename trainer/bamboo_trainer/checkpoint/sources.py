@@ -34,9 +34,7 @@ class Checkpoint:
         return self.manifest.step
 
     def entries(self) -> tuple[StateEntry, ...]:
-        """List the tensors of the whole state dict; `layer` of an entry is the number of its file. Raises
-        StorageError.
-        """
+        """List the tensors of the whole state dict; an entry's `layer` is its file's number. Raises StorageError."""
         return read_entries(self.store, self.manifest)
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
