@@ -367,8 +367,8 @@ class Prefetched:
     readers: number of processes. ahead: microbatches that are read before they are needed, by default two for each
     reader. A dataset that draws from torch's global generator is not read ahead of time.
 
-    Reader processes are forked from the worker when the first batch is read, and end with the worker. They must not use
-    a GPU. `batch` itself reads in the calling process.
+    Reader processes are forked from the worker after it has read a first batch itself, and end with the worker. They
+    must not use a GPU. `batch` reads in the calling process.
     """
 
     def __init__(self, dataset: Dataset, readers: int = 2, ahead: int | None = None) -> None:

@@ -56,7 +56,7 @@ class Written:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
     """Files of documents. unit: whether each file, or each line that is not blank, is a document. In .jsonl and
-    .jsonl.gz files every line is a document: an object with its text in `field`.
+    .jsonl.gz files each such line is a document: an object with its text in `field`.
     """
 
     files: Sequence[Path]
