@@ -84,7 +84,7 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByKind:
-    """The memory of a worker's device at its peak, in bytes by kind. Memory of two kinds counts once, for the first."""
+    """A device's memory at its peak, and the host memory for it, in bytes. Memory of two kinds counts for the first."""
 
     # parameters, optimizer: of the worker's own stages, including frozen values and buffers
     parameters: int

@@ -118,9 +118,9 @@ def release_cached() -> None:
 def apart_from_others(
     layers: Mapping[int, nn.Module], device: torch.device, *, rounds: bool = False
 ) -> dict[int, nn.Module]:
-    """Return the layers, with a copy of each layer that shares buffers or frozen parameters with another device.
+    """Return the layers, but a copy of each layer that has buffers or frozen parameters on another GPU.
 
-    `Module.to` would move these away from that device. rounds: frozen parameters will change their dtype, so each layer
+    `Module.to` would move these away from that GPU. rounds: frozen parameters will change their dtype, so each layer
     with frozen parameters is copied. Copies share tensors and modules as their originals do; trained parameters are
     never copied.
     """
@@ -194,7 +194,7 @@ class EventMark:
 class EventWatch:
     """A thread that calls `notify` after each event of a GPU, in the order in which the events were added.
 
-    The thread ends with the watch. An exiting process waits up to END_SECONDS for it: a thread in torch would abort.
+    The thread ends with the watch. An exiting process waits up to END_SECONDS, since a thread inside torch would abort.
     """
 
     def __init__(self, name: str, notify: Callable[[], None]) -> None:

@@ -50,7 +50,7 @@ class HostCopies(Protocol):
         ...
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
-        """Return copies of these tensors on the device; work started there from now on may use them."""
+        """Return these tensors on the device, copied if they are elsewhere; work started from now on may use them."""
         ...
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
@@ -147,7 +147,7 @@ class HandedOver:
 class CudaCopies:
     """Copies between a GPU and host memory, and from other GPUs.
 
-    notify: called by another thread when a copy is ready, so that the engine need not poll. handed_over: shared by all
+    notify: called by another thread when a copy is ready, to wake an idle engine. handed_over: shared by all
     devices of the worker.
     """
 

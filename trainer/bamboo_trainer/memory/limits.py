@@ -105,7 +105,7 @@ def has_room(device: torch.device, size: int) -> bool:
 def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> Memory:
     """Return peak and limit, in bytes, of the GPU closest to its limit; without GPUs, of the host's memory.
 
-    Memory that torch caches on a GPU counts as used. The host's limit is that of its control group, or else all of the
+    Memory that torch caches on a GPU counts as used. The host's limit is that of its control group, but at most the
     machine's memory. Safe in any thread.
     """
     gpus = [
@@ -121,7 +121,7 @@ def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory |
 
 
 def device_memory(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> int:
-    """Return the bytes that stages may use on the smallest GPU, or else on the host; 0 if no limit is known."""
+    """Return the bytes that stages may use on the smallest GPU or, without GPUs, on the host; 0 if that is unknown."""
     limits = [torch.cuda.get_device_properties(device).total_memory for device in devices if device.type == "cuda"]
     if not limits and (host := memory()) is not None:
         limits = [host.limit]
