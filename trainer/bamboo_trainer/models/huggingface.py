@@ -2,7 +2,7 @@
 
 The model's blocks become layers. A worker reads the values of the layers that it makes from the folder's safetensors,
 so no process holds the whole model; `bamboo export --format huggingface` writes trained weights in the same layout. A
-model of the Hub is fetched into its cache, by its commit; nothing else accesses the Hub.
+model of the Hub is fetched into its cache, by its commit; else only the error for a missing commit asks the Hub.
 
 `BalancedExperts` is the load-balancing loss of a mixture of experts (MoE), as transformers computes it with
 `output_router_logits`. It is a product of two means over all tokens and all routers of the model: how often an expert

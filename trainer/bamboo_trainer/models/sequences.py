@@ -158,7 +158,7 @@ def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]
 
 
 def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
-    """Return the number of targets that have the highest logit, and the number of targets; -100 does not count.
+    """Return the number of targets whose logit is the highest, and the number of targets; -100 does not count.
 
     outputs: logits [samples, length, vocabulary]. targets: int64 [samples, length].
     """

@@ -146,7 +146,7 @@ class ChatTemplate:
         return 0 if found is None else int(found)
 
     def chat(self, messages: Sequence[Any], place: str) -> Chat:
-        """Return a conversation's tokens, and which of them are answers. place: for messages. Raises ValueError."""
+        """Return a conversation's tokens, and which of them are answers. place: begins the text of a ValueError."""
         try:
             return self._marked(messages) if self._marks_answers else self._compared(messages, place)
         except Exception as error:  # a template may raise anything
