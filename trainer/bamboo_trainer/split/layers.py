@@ -118,7 +118,7 @@ class SplitLayer(nn.Module):
     """A layer that runs one position of a model's forward. It gets and returns the tensors that the recording lists for
     the position's boundaries; the first position gets the model's inputs, the last one returns the model's result.
 
-    Where a later position needs the shapes of the model's inputs, they follow as empty tensors of shape [0, *shape].
+    If a later position needs the inputs' shapes, empty tensors of shape [0, *shape] follow, then those of `alongside`.
     """
 
     module: nn.Module

@@ -416,7 +416,7 @@ class _Recorder(TorchFunctionMode):
         self, i: int, name: str, result: Any, given: Sequence[Tensor], written: Sequence[bool]
     ) -> tuple[Form, tuple[Key, ...], tuple[int | Shape, ...]]:
         """Return the form of a block's result, its tensors' keys, and their shapes as in `BlockCall`. Also give keys to
-        new tensors, and mark arguments that the block has written to. written: which of `given`, its arguments.
+        new tensors, and mark arguments that the block has written to (`written`). given: the arguments' tensors.
         """
         for tensor, changed in zip(given, written, strict=True):
             if changed:
