@@ -35,7 +35,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSchedule:
-    """The schedule of evaluations: every `every_steps` steps, and after the last one. batches: per evaluation."""
+    """The schedule of evaluations: every `every_steps` steps, and after the last one. batches: of an evaluation."""
 
     every_steps: int
     batches: int
@@ -120,7 +120,7 @@ def try_measurements(task: Task, spec: JobSpec) -> None:
 
 
 def _batches(task: Task, spec: JobSpec) -> Iterator[_Batch]:
-    """Yield a microbatch of a step if steps have metrics, and the first and the last batch of an evaluation."""
+    """Yield a step's microbatch if the task has metrics, and the first and last evaluation batch if the job has any."""
     size, schedule = spec.training.micro_batch_size, evaluation_schedule(task, spec.training)
     if task.metrics:
         inputs, targets = first_batch(task, size)

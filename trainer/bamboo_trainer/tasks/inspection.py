@@ -73,7 +73,7 @@ def from_child(items: Iterator[T]) -> tuple[list[T], str]:
 
 
 def _send(parent: int, items: Iterator[object], pipe: Connection) -> None:
-    """Send each item, and at the end the reason why there are no more. Call it in a child process, just forked."""
+    """Send each item, and at the end the reason why there are no more. Call it in a child right after the fork."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent)
     try:
@@ -88,7 +88,7 @@ _DRAWS: Final = (Tensor.normal_, Tensor.uniform_)
 
 
 class NoValues(TorchFunctionMode):
-    """A mode that skips the initialization of parameters; the system allocates no memory that is never written."""
+    """A mode that skips the initialization of parameters, so that the system need not allocate their memory."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _DRAWS or getattr(func, "__module__", "") == nn.init.__name__:

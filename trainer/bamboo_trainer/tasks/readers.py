@@ -130,8 +130,8 @@ def _copy(part: torch.Tensor) -> torch.Tensor:
 
 
 def _let_go_of_connections() -> None:
-    """Close connections of the worker, which must end with it. Their descriptors stay taken, because the worker's
-    objects, copied into this process, may still close them.
+    """Close the worker's connections in this process, or they would outlive the worker. Their descriptors stay taken,
+    because the worker's objects, copied into this process, may still close them.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):

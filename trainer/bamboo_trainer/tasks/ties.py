@@ -150,9 +150,9 @@ class Shared:
     """The parameters that layers share.
 
     groups: by first name, the names of a parameter, one of each layer. aliases: further names of a parameter in a
-    layer, with its first name. handed_out: layers whose factories do not create all parameters anew at each call.
-    overlaps: names of two different tensors in the same memory. running: names of one buffer that the forwards of two
-    layers update.
+    layer, with its first name. handed_out: layers whose factories do not create everything anew at each call. overlaps:
+    names of two different tensors in the same memory, one of them trained. running: names of one buffer that the
+    forwards of two modules update.
     """
 
     groups: dict[str, list[str]] = field(default_factory=dict)

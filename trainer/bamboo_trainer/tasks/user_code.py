@@ -358,9 +358,7 @@ def _form(value: object) -> str:
 
 @contextmanager
 def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
-    """Check in this context that a forward makes no parameters, which would not be trained or copied. Raises
-    TaskError.
-    """
+    """Raise TaskError if a forward in this context makes parameters, which would not be trained or copied."""
     before = {index: dict(layer.named_parameters()) for index, layer in layers.items()}
     yield
     for index, layer in layers.items():
