@@ -13,14 +13,14 @@ from bamboo_trainer.transport.wire import Lane
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The event that a link to a peer broke. The transport forms it again while the peer is in the plan."""
+    """The event that a link to or from a peer broke. It is formed again while the peer is in the plan."""
 
     peer: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The event that a broken link to a peer works again. Frames sent in between may be lost: send them again."""
+    """The event that a broken link to or from a peer works again. Frames sent before may be lost: send them again."""
 
     peer: WorkerId
 

@@ -197,7 +197,7 @@ class Outbound:
         return self._pending > 0
 
     def flush(self, seconds: float) -> bool:
-        """Wait until every queued frame is sent; return False if that takes longer than `seconds`."""
+        """Wait until each queued frame is sent, or lost with the link; return False if that takes over `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, max(0.0, seconds))
 
