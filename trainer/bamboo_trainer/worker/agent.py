@@ -133,7 +133,7 @@ Item = Event | Copied | ToWorker | NoticeReceived | Callable[[], None]  # a func
 
 
 class Inbox:
-    """The queue of events, messages and calls for a worker's main thread, which blocks nowhere else."""
+    """The queue of events, messages and calls for a worker's main thread, on which an idle worker waits."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[Item] = SimpleQueue()  # a signal handler may add while the main thread takes
@@ -183,14 +183,14 @@ def failure_reason(error: BaseException) -> str:
 
 
 def failure_message(error: BaseException) -> str:
-    """Return the message of an error that ends the worker: one line, with the place in the user's code."""
+    """Return the message of an error that ends the worker: one line, with the place in the user's code if known."""
     if isinstance(error, SELF_EXPLANATORY):
         return said_by(error)
     return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else describe(error)
 
 
 def exit_code(error: SystemExit) -> int:
-    """Return the exit code that Python would use for a SystemExit. If its code is not a number, log it and return 1."""
+    """Return the exit code that Python would use for a SystemExit. Log a code that is neither a number nor None."""
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     logger.error("%s", error.code)

@@ -34,7 +34,7 @@ IN_ORDER: Final = 64  # the first samples of the shuffled order
 
 def record_of(task: Task, seed: int) -> DataRecord:
     """Return a fingerprint of the dataset: its length, and digests of its order and of a few samples, each read alone
-    and twice. seed: the job's seed. Raises TaskError.
+    and twice (no digest if the two differ). seed: the job's seed. Raises TaskError.
 
     Torch's generator has the same state before each reading, as a dataset may draw from it, and is restored afterwards.
     """

@@ -54,7 +54,7 @@ def this_platform(worker: str) -> Platform:
 
 
 def processor(info: Mapping[str, str], machine: str) -> str:
-    """Return the CPU's vendor, family and model, by which math libraries choose their kernels.
+    """Return the CPU's architecture, vendor, family and model, by which math libraries choose their kernels.
 
     info: the fields of the first processor in /proc/cpuinfo. machine: the architecture.
     """
