@@ -1,7 +1,7 @@
 """The parts of an engine, each with its own state, and the order in which they process events.
 
-A part changes only its own state, and asks other parts for what it needs. `Components` informs the parts of each plan,
-commit, frame and change of a link.
+A part changes only its own state, and asks other parts for what it needs. `Components` passes each plan, commit, frame
+and change of a link on to the parts.
 """
 
 from collections import deque

@@ -59,7 +59,7 @@ class StateChecks:
 
     def look(self, index: int) -> None:
         """Send the checksums of a stage's state, if its version is checked and not sent yet. Raises TaskError if a
-        buffer has changed.
+        constant of the stage has changed.
         """
         held = self._states.here(index)
         if held is None or not self._deterministic or not self._is_due(held.version):

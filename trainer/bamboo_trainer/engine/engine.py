@@ -285,7 +285,7 @@ class Engine:
 
     @property
     def step_seconds(self) -> Histogram:
-        """The seconds of the steps that this worker has committed as the root."""
+        """The seconds of the steps that this worker has committed as the root since the states' origin."""
         return self.components.committer.step_seconds if self.components else Histogram.of(STEP_SECONDS)
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:

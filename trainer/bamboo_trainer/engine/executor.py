@@ -268,7 +268,7 @@ class Executor:
                 self._complete_takeover(cell_step)  # the cell may move on with the commit
 
     def _count_repetition(self, cell_step: CellStep, instruction: Instruction) -> None:
-        """Count the next instruction as part of a takeover, or complete the takeover before it."""
+        """If a takeover is in progress, count the next instruction as part of it, or complete it before."""
         takeover = cell_step.takeover
         if takeover is None:
             owned = self.cells.get(cell_step.cell) if cell_step.is_portion else None

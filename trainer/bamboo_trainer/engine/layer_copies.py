@@ -1,9 +1,9 @@
 """Copies of layers' states in host memory for checkpoints and cuts (states at which the layers are split anew).
 
-Copies are made piece by piece while the worker waits for others in the next step. Pieces that are left when the state
-is about to change are copied then, and training waits only for these. A cut's copies are held until the layers are
-split anew, a checkpoint's until there is a newer one, or until it is given up before it is complete. Stages are
-restored from copies held here; other layers are read from the store.
+A checkpoint's copies are made piece by piece while the worker waits for others in the next step. Pieces that are left
+when the state is about to change are copied then, and training waits only for these. The copies are held until there is
+a newer checkpoint, or until theirs is given up before it is complete. A cut's copies are made at once, and held until
+the layers are split anew. Stages are restored from copies held here; other layers are read from the store.
 
 When all workers begin anew with the state of a cut or a checkpoint, `LayerExchange` asks workers that have copies for
 layers, and answers them. Each layer of a cut is at some worker. A layer of a checkpoint is read from the store if no
@@ -218,7 +218,7 @@ class LayerCopies:
     # of checkpoints
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """Hold copies of a checkpoint's layers if there is room, drop older ones, and tell the coordinator."""
+        """If there is room, hold a checkpoint's copies, for MOST_CHECKPOINTS in all, and tell the coordinator."""
         if not self.has_room(checkpoint, states.values()):
             return
         self.held.setdefault(checkpoint, {}).update(states)

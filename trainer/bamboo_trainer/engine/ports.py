@@ -18,7 +18,7 @@ from bamboo_trainer.transport.base import Transport
 
 
 class Observer(Protocol):
-    """An observer, called before and after every piece of work: telemetry, or the fault injection of the tests.
+    """An observer of instructions, optimizer steps, rehearsals and checks: telemetry, or the tests' fault injection.
 
     event: Idle (no required work is ready), Epoch (a new plan), Takeover (within a step), Move (between two steps).
     """

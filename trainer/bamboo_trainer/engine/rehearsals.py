@@ -1,8 +1,8 @@
 """Rehearsals: runs of a replicated stage while the worker has nothing else to do.
 
-The first is a forward and a backward, because first runs are slow and would delay a takeover. Later, in one of `PERIOD`
-steps, it is a forward with timed layers: workers of one pipeline run different layers, and are compared by layers that
-two of them have run (`bamboo_core.planning.splits.speeds`).
+A stage's first rehearsal is a forward and a backward, because first runs are slow and would delay a takeover. Later
+ones, every `PERIOD` steps, are forwards with timed layers: workers of one pipeline run different layers, and are
+compared by layers that two of them have run (`bamboo_core.planning.splits.speeds`).
 
 The inputs of a rehearsal are the outputs of the worker's own stage, which precedes the replicated one. With several
 devices only the replicated stage's first part gets them; each other part gets the rehearsed outputs of the part before.

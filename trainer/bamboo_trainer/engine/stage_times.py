@@ -1,9 +1,9 @@
 """Times of the stages and devices of this worker, from which slow workers, heavy layers and idle devices are detected.
 
 `StageTimer` times a microbatch in each stage. Its times are medians, so a hiccup does not count. Only the ordinary
-schedule's work counts, without repetitions, waits and first calls. One forward in `PERIOD` runs layer by layer with a
-wait after each, which separates the layers' times; a backward is one call for the whole stage and cannot be separated.
-Some rehearsals measure the next stage's layers in the same way, so that workers of one pipeline can be compared.
+schedule's work counts, without repetitions, waits and first calls. Every `PERIOD`-th forward runs layer by layer, which
+separates the layers' times; a backward is one call for the whole stage and cannot be separated. Some rehearsals measure
+the next stage's layers in the same way, so that workers of one pipeline can be compared.
 
 `DeviceTimes` records when each asynchronous device is busy, and with which work. The host only queues work; marks
 between the pieces show afterwards how long each took. No thread waits for them, since one thread serves all devices.
@@ -84,7 +84,7 @@ class StageTimer:
         self._due, self._asked = 0.0, True  # asked: the newest times were returned, or are outdated
 
     def begin(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Drop all times, as the layers are split anew. ranges: the layers of each stage, half-open ranges."""
+        """Drop all times, as this worker begins anew. ranges: the layers of each stage, half-open ranges."""
         self._stages.clear()
         self._ranges, self._latest, self._asked = ranges, (), True
 
