@@ -27,7 +27,7 @@ class Callback:
         """Handle a committed step: its loss, metrics, gradient norm, learning rate and others."""
 
     def on_evaluation(self, evaluation: EvaluationRecord) -> None:
-        """Handle the evaluation of the state after `evaluation.step` steps; called with the step that follows it."""
+        """Handle the evaluation of the state after `evaluation.step` steps; called before the next step's `on_step`."""
 
     def on_checkpoint(self, step: int) -> None:
         """Handle a durable checkpoint of the state after `step` steps."""
@@ -46,7 +46,7 @@ class Callback:
 
     def load_state_dict(self, state: Any) -> None:
         """Restore the callback's state: on a new root the newest state, after a return to a checkpoint the state saved
-        for it. Not called without a saved state.
+        for it, or before it. Not called without a saved state.
         """
 
 

@@ -27,9 +27,8 @@ LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on 
 
 
 class ProgressLine:
-    """Progress on standard error: one changing line on a terminal, elsewhere a new line every few seconds.
-
-    text: returns the line for (amount done, amount in total).
+    """Progress on standard error: one changing line on a terminal, elsewhere a new line every few seconds. text: returns
+    the line for (amount done, amount in total).
     """
 
     def __init__(self, text: Callable[[int, int], str]) -> None:
@@ -57,7 +56,9 @@ def export(
     force: bool = False,
     quiet: bool = False,
 ) -> str:
-    """Export a checkpoint or weights; return a summary. config: task.config if `job` is None. Raises ValueError."""
+    """Export a checkpoint or weights; return a summary. config: `task.config`, if `job` is None. Raises ValueError and
+    StorageError.
+    """
     if format not in ("safetensors", "huggingface"):
         raise ValueError(f"the format of an export is safetensors or huggingface, not {format!r}")
     task_config = None

@@ -59,7 +59,7 @@ def is_steady(times: Sequence[float]) -> bool:
 
 
 def spread(times: Sequence[float]) -> float:
-    """Return the relative uncertainty of the median of these times; infinite if they are too few or it is 0."""
+    """Return the relative uncertainty of the median of these times; infinite for too few times, or a median of 0."""
     if len(times) < FEWEST:
         return math.inf
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
@@ -255,9 +255,7 @@ def _layers(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def layer_work(task: Task, spec: JobSpec) -> tuple[LayerWork, ...]:
-    """Return the work of every layer, with the job's microbatch and precision. Raises TaskError for a layer
-    that fails.
-    """
+    """Return every layer's work with the job's microbatch and precision. Raises TaskError for a layer that fails."""
     inputs, targets = first_batch(task, spec.training.micro_batch_size)
     return look(task, inputs, partial(_work, TrainingConfig.of(spec.training), targets))
 

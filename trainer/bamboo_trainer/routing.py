@@ -176,7 +176,7 @@ class Outbox:
         self.log = MessageLog()
 
     def connect(self) -> None:
-        """Connect to the workers of the plan in force, and to no others."""
+        """Set the workers of the plan in force as the transport's peers."""
         workers = self._plan.current.workers
         self._transport.peers({p.worker: (p.host, p.port) for p in workers if p.worker != self._plan.worker})
 
@@ -227,7 +227,7 @@ class Outbox:
                 self._leave(queue.popleft())
 
     def finish(self) -> None:
-        """Send all emitted frames, waiting for their copies."""
+        """Send all waiting frames, emitted or posted, after waiting for their copies."""
         for queue in self._queues:
             while queue:
                 self._leave(queue.popleft())
