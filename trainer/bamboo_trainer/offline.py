@@ -27,8 +27,8 @@ LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on 
 
 
 class ProgressLine:
-    """Progress on standard error: one changing line on a terminal, elsewhere a new line every few seconds. text: returns
-    the line for (amount done, amount in total).
+    """Progress on standard error: one changing line on a terminal, elsewhere a new line every few seconds. text: takes
+    (amount done, amount in total), and returns the line.
     """
 
     def __init__(self, text: Callable[[int, int], str]) -> None:
