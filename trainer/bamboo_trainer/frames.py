@@ -82,7 +82,7 @@ class FrameKind(IntEnum):
     PARTIAL_SUM = 20  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
     SPOT_CHECK = 21  # the inputs of a cell's microbatch, for the worker that checks it; payload: the results
     KEPT_SUM = 22  # of finished groups of a cell, to its keeper, and from it to a new owner; otherwise like PARTIAL_SUM
-    KEPT_ALL = 23  # from the keeper to a new owner: it has sent all its KEPT_SUM frames
+    KEPT_ALL = 23  # from the keeper to a new owner: it has sent the KEPT_SUM frames of the first groups, up to a gap
     EVALUATIONS = 24  # to the root, or from it: the evaluations that this worker knows; payload: metrics, by state
     REPEAT = 25  # to a cell's runners: a neighbouring stage, part, lacks its frames from this microbatch of the step on
     SUMMED = 26  # from a cell's owner to a runner: the sum of these microbatches is here; microbatch, part = first, end

@@ -1,5 +1,5 @@
 """Replication of stages: a cell's owner sends its state and final gradients to replicas, and sometimes waits for them.
-It also finds owners that repeat a committed step and lack frames for it.
+`RepeatedSteps` asks for the frames that an owner lacks when it repeats a committed step.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,10 +4,10 @@
 `training.deterministic` sends none, as its copies need not be equal.
 
 `SpotChecks` compute a microbatch of a stage again: in the first step on the stage's owner, and at intervals on another
-worker with the stage's state. They detect a layer that depends on the process, on its earlier calls, on running
+worker with the stage's state, if any. They detect a layer that depends on the process, on its earlier calls, on running
 statistics, or on random numbers that nobody seeds. `bamboo_core.planning.spot_checks` decides when, and which worker.
-Equal work gives equal bits whatever happens to the job meanwhile, so nothing waits for a check, and a check that is no
-longer possible is dropped.
+Equal work gives equal bits whatever happens to the job meanwhile, so no other worker waits for a check, and a check
+that is no longer possible is dropped.
 
 See docs/design/determinism.md.
 """

@@ -1,8 +1,8 @@
 """The engine of a worker: it obeys plans, runs its stages, keeps replicas in step, and continues after losses.
 
 One thread drives an engine. `handle(event)` takes in an event (a frame, a broken link), `obey` a plan, `turn()` does at
-most one piece of work and returns whether there was any. Nothing here blocks, reads a clock that was not injected, or
-raises because of a peer: the protocol simulator drives the same class.
+most one piece of work and returns whether there was any. Nothing here waits for a peer or raises because of one, or
+reads a clock that was not injected: the protocol simulator drives the same class.
 """
 
 import gc

@@ -325,7 +325,7 @@ class PortionSteps:
         return True
 
     def kept_all(self, frame: Frame) -> None:
-        """Stop waiting for a cell's keeper, which has sent all its sums; begin the portions that waited for them."""
+        """Stop waiting for a cell's kept sums: those of its first groups have come. Begin the portion that waited."""
         if self._awaited.pop(frame.address.cell, None) is not None:
             self.refresh()
 

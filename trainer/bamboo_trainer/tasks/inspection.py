@@ -3,7 +3,7 @@
 `look` walks along a task's layers, each on the outputs of the one before, to find their costs, sizes and forms. The
 layers run on tensors without data (torch's FakeTensorMode), which takes no memory and hardly any time, however large
 they are. They run in a child process, because objects that a layer's code keeps, such as a table in a cache, would have
-no data. If a layer cannot run so, because its control flow depends on values, all run for real, on the CPU.
+no data. If a layer cannot run so, as when its control flow depends on values, all run for real, on the CPU.
 """
 
 import logging

@@ -3,7 +3,7 @@
 Nothing is prefetched if the dataset draws from torch's generator, which layers use, too. The first batch, read in the
 foreground, shows whether the dataset does.
 
-A `Prefetched` dataset has several processes that read (`Readers`). Each ends with the worker, even a killed one, and
+A `Prefetched` dataset has processes that read (`Readers`). Each ends with the worker, even if the worker is killed, and
 holds none of the worker's connections open.
 """
 
