@@ -218,7 +218,7 @@ class LayerCopies:
     # of checkpoints
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """If there is room, hold a checkpoint's copies, for MOST_CHECKPOINTS in all, and tell the coordinator."""
+        """If there is room, hold a checkpoint's copies (drop all but MOST_CHECKPOINTS), and tell the coordinator."""
         if not self.has_room(checkpoint, states.values()):
             return
         self.held.setdefault(checkpoint, {}).update(states)
