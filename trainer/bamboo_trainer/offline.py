@@ -56,9 +56,7 @@ def export(
     force: bool = False,
     quiet: bool = False,
 ) -> str:
-    """Export a checkpoint or weights; return a summary. config: `task.config`, if `job` is None. Raises ValueError and
-    StorageError.
-    """
+    """Export a checkpoint or weights; return a summary. config: if `job` is None. Raises ValueError, StorageError."""
     if format not in ("safetensors", "huggingface"):
         raise ValueError(f"the format of an export is safetensors or huggingface, not {format!r}")
     task_config = None

@@ -35,7 +35,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSchedule:
-    """The schedule of evaluations: every `every_steps` steps, and after the last one. batches: of an evaluation."""
+    """The schedule of evaluations: every `every_steps` steps, and after the last one. batches: number for each."""
 
     every_steps: int
     batches: int

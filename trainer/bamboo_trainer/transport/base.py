@@ -13,7 +13,7 @@ from bamboo_trainer.transport.wire import Lane
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The event that a link to or from a peer broke. It is formed again while the peer is in the plan."""
+    """The event that a link to or from a peer broke. The link is formed again while the peer is in the plan."""
 
     peer: WorkerId
 

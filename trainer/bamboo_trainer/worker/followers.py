@@ -136,7 +136,7 @@ def _place(record: Record) -> tuple[str, tuple[int, int]]:
 
 class HistoryFollower(ABC):
     """A reader of the history that gives one logger or callback each record in order, and not again once the cursor is
-    saved. make: creates it from facts. tell: sends a message to the coordinator. turns: makes the thread.
+    saved. make: creates the logger or callback. tell: sends a message to the coordinator. turns: makes the thread.
     """
 
     kind: ClassVar[str]
