@@ -200,7 +200,7 @@ class Place:
 
 
 class Job:
-    """A job's coordinator and pod controller. now: the controller's time, in seconds; `ticks` advances both times."""
+    """A job's coordinator and pod controller. now: the controller's time, in seconds, which `ticks` advances."""
 
     def __init__(
         self,

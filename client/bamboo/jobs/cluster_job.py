@@ -93,7 +93,7 @@ class ClusterJob:
         await operations.change_spec(self._api, self._job, {"elastic": {"maxWorkers": workers}})
 
     async def suspend(self) -> None:
-        """Suspend the job and wait until its workers are gone. Raises InvalidRequest if it ends first, WaitTimedOut."""
+        """Suspend the job and wait until its workers are gone. Raises WaitTimedOut; InvalidRequest if it ends first."""
         self._check_not_over(await self._now(), "suspended")
         await operations.change_spec(self._api, self._job, {"suspend": True})
         job = await self._until(

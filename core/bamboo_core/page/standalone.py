@@ -39,7 +39,7 @@ def standalone_page(document: Document) -> str:
 
 
 def bundle() -> str:
-    """Return the page's JavaScript modules as one script, because browsers load no modules from neighbouring files."""
+    """Return the page's JavaScript modules as one script, because a page opened as a file cannot import modules."""
     return "\n".join(["'use strict';", *(_module(name) for name in MODULES)])
 
 

@@ -353,8 +353,8 @@ class JobReconciler:
     async def _reconcile_with_status(self, runner: CoordinatorRunner, controller: PodController) -> tuple[bool, bool]:
         """Reconcile the pods and post events; return whether each succeeded.
 
-        Meanwhile, the status is kept up to date, during the turn for LONGEST_SECONDS at most: with many busy jobs and a
-        slow API server, the wait for a turn and the turn itself may take minutes.
+        Meanwhile, write the status, until LONGEST_SECONDS after the job's turn to reconcile began. With many busy jobs
+        and a slow API server, the wait for that turn and the turn itself may take minutes.
         """
         self._began = math.inf
         working = asyncio.create_task(self._reconcile(runner, controller), name=f"reconcile {self.key}")

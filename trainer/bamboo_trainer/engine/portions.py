@@ -23,7 +23,7 @@ from bamboo_trainer.transport.wire import Lane
 
 
 class KeptSums:
-    """Gradient sums kept for cells' next owners, as frames: of each cell's newest step. No sum is part of another."""
+    """Frames of gradient sums kept for cells' next owners: each cell's newest step only. No sum is part of another."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, list[Frame]] = {}

@@ -146,7 +146,7 @@ def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
 
     weights: fetch safetensors weights, and not only the model's description; other formats and code are never fetched.
 
-    Raises ValueError if `revision` is missing, no commit or given for a folder, or if the model cannot be fetched.
+    Raises ValueError unless `revision` is a commit hash for an id and None for a folder, or if the fetch fails.
     """
     if Path(given).exists() or not _ID.fullmatch(given) or given.endswith(".json"):
         if revision is not None:

@@ -129,7 +129,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
 
 
 def leaves_kernel_open(group: Mapping[str, Any]) -> bool:
-    """Return whether the task lets torch choose the kernel that updates a parameter group. group: as built."""
+    """Return whether the task lets torch choose the kernel that updates a parameter group. group: before `fuse`."""
     choice = (group.get("fused"), group.get("foreach"))
     return choice == (None, None) and not group.get("differentiable") and not group.get("capturable")
 
@@ -195,7 +195,7 @@ def _checked(name: str, value: object, default: object, version: int) -> Value:
 
 
 def _multipliers(optimizer: torch.optim.Optimizer, name: str) -> tuple[float, ...]:
-    """Return each group's value divided by the optimizer's default, before a step changes any. Raises TaskError."""
+    """Return each parameter group's initial value of `name`, divided by the optimizer's default. Raises TaskError."""
     if name != RATE and name not in optimizer.defaults:
         known = ", ".join(sorted(k for k, v in optimizer.defaults.items() if isinstance(v, int | float | tuple)))
         raise TaskError(

@@ -118,7 +118,7 @@ class SimulatedTraining:
         self._begin()
 
     def end(self) -> None:
-        """Record how long the grid has stood still at the end of the run, if it does."""
+        """Record the standstill of the grid at the end of the run, if there is one."""
         if self._begun is not None and self._timer is None and self._idle_since is None:
             self._idle_since = min([self._clock.now, *self._left.values()])  # the remaining workers get no plan
         self._waited()
