@@ -98,8 +98,8 @@ def simulate(
     steps: int | None = None,
     milliseconds: int | None = None,
 ) -> Figures:
-    """Return a run's figures. Raises SimulationError if it has none, as when no step is ever done. events: generated
-    hour by hour, or recorded. steps: the number to do. milliseconds: when the run is cut, at the last finished step.
+    """Return a run's figures. Raises SimulationError, for example if no step is ever done. events: generated
+    hour by hour, or recorded. steps: the number to do. milliseconds: the run's end, perhaps within a step.
     """
     return Simulation(workload, events, steps, milliseconds).run()
 

@@ -93,7 +93,7 @@ def _without_zones(peers: Sequence[Peer]) -> list[Peer]:
 
 def dealt(peers: Sequence[Peer], depth: int, pipelines: int) -> list[Row]:
     """Return a row for each pipeline, its workers by stage, with as few neighbours on the same node as possible. The
-    largest number of workers from one node is minimal; a node's workers go to the pipelines in turn, at every other stage.
+    largest number from one node is minimal; a node's workers go to the pipelines in turn, at every other stage.
     """
     nodes: dict[str, Row] = {}
     for peer in peers:

@@ -259,8 +259,8 @@ class Committer:
         self._send(FrameKind.HEARD, 0, self.log.latest(), [root])
 
     def _tell_newest(self, workers: Sequence[WorkerId]) -> None:
-        """As the root, send workers the newest commits, and the commits and evaluations that must survive the loss of
-        this worker, as the history or the coordinator may lack them.
+        """As the root, send workers the newest commits and, in case this worker is lost, the commits that the history
+        may lack and the evaluations that the coordinator may lack.
         """
         if workers:
             self._tell_of_the_past(workers)

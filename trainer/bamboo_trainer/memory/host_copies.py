@@ -280,7 +280,7 @@ class CopiesOfDevices:
         return self._first.bring(tensors)
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
-        """Return one device stage's tensors, which are on one device or in host memory, for another device."""
+        """Hand over one device stage's tensors; all of them are on one device or in host memory."""
         tensors = tuple(tensors)
         return self._of(tensors).hand_over(tensors)
 
