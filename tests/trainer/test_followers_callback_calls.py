@@ -100,6 +100,21 @@ def test_it_hears_of_everything_once_and_the_next_root_goes_on(store: Store) -> 
     assert store.told == []
 
 
+def test_a_frozen_root_does_not_take_back_what_the_next_one_has_saved(store: Store) -> None:
+    """A former root that still believes that it leads gets a record after the next root has called `on_end`."""
+    store.add(None, step(1))
+    frozen = store.followers(mine=Seen)
+    until(lambda: (Path(store.url) / "callback-mine.json").exists() and kept(store)["state"] == ["1:1"])
+    following = store.followers(mine=Seen)
+    store.add(following, step(2))
+    until(following.complete)
+    following.close(PATIENCE)
+    store.add(frozen)
+    frozen.close(PATIENCE)
+    assert kept(store)["state"] == ["1:1", "1:2", "end 2"]
+    assert store.told == []
+
+
 def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -> None:
     """After a root's loss, the next root repeats the calls of a callback after which its state was not saved."""
     first = calls([])

@@ -134,6 +134,10 @@ def _place(record: Record) -> tuple[str, tuple[int, int]]:
     return "step" if isinstance(record, StepRecord) else "evaluation", (record.attempt, record.step)
 
 
+class SavedByAnother(Exception):
+    """Error because the saved cursor is ahead: another root has saved it, which a root that was frozen hears late."""
+
+
 class HistoryFollower(ABC):
     """A reader of the history that gives one logger or callback each record in order, and not again once the cursor is
     saved. make: creates the logger or callback. tell: sends a message to the coordinator. turns: makes the thread.
@@ -200,6 +204,9 @@ class HistoryFollower(ABC):
             if leads and (over or wakes != self._followed):
                 self._follow(complete=over is not None)
                 self._followed = wakes
+        except SavedByAnother:
+            leads = False
+            self.turns.wake()
         finally:
             if last or not leads:
                 self._cursor = self._file = None
@@ -213,10 +220,7 @@ class HistoryFollower(ABC):
         """Give the records after the cursor, and save it. complete: training is complete; call `end`, too. Raises the
         logger's errors, and StorageError; the call can be repeated then.
         """
-        cursor = self._cursor
-        if cursor is None:
-            data = self._files.read_bytes(self._saved)
-            self._cursor = cursor = msgspec.json.decode(data, type=Cursor) if data else Cursor()
+        cursor = self._cursor = self._cursor or self._stored()
         files = [file for file in self._files.all() if self._file is None or file >= self._file]
         records = merged(record for file in files for record in self._files.read(file))
         new = [record for record in records if not cursor.has(record)]
@@ -228,9 +232,15 @@ class HistoryFollower(ABC):
             self._save(cursor)  # saving it may have failed before
         self._file = max(files, default=None)
 
+    def _stored(self) -> Cursor:
+        data = self._files.read_bytes(self._saved)
+        return msgspec.json.decode(data, type=Cursor) if data else Cursor()
+
     def _save(self, cursor: Cursor) -> Cursor:
-        """Set the cursor and save it; it stays set here even if saving fails."""
+        """Set the cursor and save it; it stays set here even if saving fails. Raises SavedByAnother."""
         self._cursor = cursor
+        if any(place > cursor.given.get(kind, NOTHING) for kind, place in self._stored().given.items()):
+            raise SavedByAnother
         self._files.write_bytes(self._saved, msgspec.json.encode(cursor))
         return cursor
 
