@@ -24,7 +24,7 @@ from bamboo_core.planning.grid import make_layout
 from bamboo_core.planning.heirs import heirs_of, lost_runs, siblings
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
 
-LEAST_SECONDS: Final = 1.0  # of a step that must remain for a move within it
+LEAST_SECONDS: Final = 0.1  # of a step that must remain for a move within it: several times what such a move takes
 
 
 @dataclass(frozen=True, slots=True)
