@@ -189,7 +189,7 @@ def look_without_data(task: Task, inputs: Any, visit: Visit[T], layers: range) -
 def first_batch(task: Task, samples: int) -> tuple[Parts, Parts]:
     """Return inputs and targets of the first samples of the data, repeated if there are fewer."""
     length = len(task.dataset)
-    return load_batch(task, [i % length for i in range(samples)])
+    return load_batch(task, tuple(i % length for i in range(samples)))
 
 
 def forward(task: Task, config: TrainingConfig, index: int, layer: nn.Module, inputs: Parts) -> Parts:
