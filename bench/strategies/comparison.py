@@ -171,7 +171,7 @@ class CoordinatorRuns:
         return choose.chosen(results, objective, speed)
 
     def bound(self, objective: Aim) -> float:
-        """Return an upper bound of samples per second: that of the best choice of zones and nodes."""
+        """Return the samples per second of the fastest choice of zones and nodes, without pauses."""
         return max(choice.throughput for choice in self._of(objective))
 
     def _of(self, objective: Aim) -> list[_Choice]:

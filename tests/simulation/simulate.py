@@ -66,7 +66,7 @@ def one(arguments: argparse.Namespace) -> int:
 
 
 def events_hash(job: Scenario) -> str:
-    """Return a hash of all events of the job's run, in order, and the run's problem or ""."""
+    """Return a hash of the events of the job's run, in order, followed by the run's problem, if any."""
     told = hashlib.sha256()
     result = Simulation(job, lambda line: told.update(f"{line}\n".encode())).run()
     return told.hexdigest()[:16] + (f" PROBLEM: {result.problem}" if result.problem else "")

@@ -25,9 +25,9 @@ from bamboo_trainer.worker.loggers import loggers_of
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """Load and try a manifest's task without training; return its sizes as JSON values, or {"problem": one sentence}.
 
-    initial: sentences about task.initialFrom. layers, parameters: how many there are. stages: the first layer, the last
-    layer and the number of parameters of each stage; if the coordinator chooses the number of stages (`chosen`), of the
-    largest possible number. devices: the number per worker. calm: the stage whose worker needs the most memory while no
+    initial: sentences about task.initialFrom. layers, parameters: how many there are. stages: each stage's first
+    layer, last layer and number of parameters; if the coordinator chooses the number of stages (`chosen`), for the most
+    stages possible. devices: the number per worker. calm: the stage whose worker needs the most memory while no
     worker is lost, and its bytes by kind on one device. taken_over: the same, perhaps of another stage, if workers also
     run the stages of `neighbours` lost neighbours. Raises ValueError for an invalid manifest.
     """

@@ -325,8 +325,8 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
 def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) -> None:
     """Reset the coordinator's records to the state before `step`, from which all workers start again.
 
-    since: the time from which lack of progress counts, in seconds. keep_ends: keep the ends of lost workers, so that a
-    job that loses workers and never commits a step ends.
+    since: the time from which lack of progress counts, in seconds. keep_ends: keep counting lost workers, so that a
+    job ends if it never commits a step.
     """
     state = turn.state
     turn.put(

@@ -1,6 +1,6 @@
-"""How far a job's budget reaches: its money at an hourly price, and its date at the current rate. Pure.
+"""How long a job's money lasts, and whether the job meets its date at the current rate. Pure.
 
-The operator, a local run and `bamboo validate` share these sentences.
+The operator, the page, the terminal and local runs share its sentences.
 """
 
 from datetime import UTC, datetime

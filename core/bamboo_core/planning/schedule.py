@@ -244,8 +244,8 @@ class StageOrder:
 
 
 def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
-    """Return a cell's share of the instructions to evaluate `batches` batches. They run before the step, on the state
-    that the last step has left.
+    """Return a cell's share of the instructions to evaluate `batches` batches. They run first in a step, on the
+    state that the previous step left.
     """
     d, pipelines = cell.pipeline, layout.pipelines
     return [Evaluate(m) for m in range(batches * d // pipelines, batches * (d + 1) // pipelines)]

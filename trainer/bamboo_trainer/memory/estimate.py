@@ -71,8 +71,8 @@ ADAM = 2  # assumed tensors per parameter of an optimizer whose step needs value
 class LayerSize:
     """The size of a layer.
 
-    parameters: number of elements. tied: number of these that belong to another layer, which counts them. casts: bytes
-    of parameters cast by autocast, shared by all microbatches. inputs: bytes of one microbatch.
+    parameters: number of elements. tied: number of these that an earlier layer also counts. casts: bytes of parameters
+    cast by autocast, shared by all microbatches. inputs: bytes of one microbatch.
     """
 
     parameters: int

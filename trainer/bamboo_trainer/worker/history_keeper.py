@@ -312,8 +312,8 @@ class HistoryKeeper(History):
         return self._attempt or (newest if goes_on else newest + 1)
 
     def _pending(self, attempt: int) -> tuple[list[Record], int, dict[str, int]]:
-        """Return all records to write, the number of commits in the history once these are written, and the number of
-        each source's last event. attempt: the current attempt.
+        """Return all records to write, the number of steps up to their last commit (0 without commits), and the number
+        of each source's last event. attempt: the current attempt.
         """
         records: list[Record] = []
         for step, commit in sorted(self._commits.items()):
