@@ -52,7 +52,7 @@ def _convolution(channels: int, out: int, kernel: int, stride: int, padding: int
 def _classifier(
     convolutions: Sequence[Callable[[], nn.Module]], side: int, channels: int, hidden: Callable[[int], nn.Module]
 ) -> Task:
-    """Return an image classifier as a task. side: of the pooled images. hidden: makes a hidden layer, by its inputs."""
+    """Return an image classifier as a task. side: pooled images' width. hidden: makes a hidden layer of n inputs."""
     images, labels = torch.zeros(SAMPLES, 3, 224, 224), torch.zeros(SAMPLES, dtype=torch.int64)
     return Task(
         layers=(

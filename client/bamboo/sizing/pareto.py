@@ -18,9 +18,9 @@ def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
 
 
 def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0) -> list[T]:
-    """Return the Pareto front: the choices that no other dominates, in their order.
+    """Return the Pareto front in the choices' order. slack: as in `dominates`; 0 keeps only the first of equal choices.
 
-    Choices that never end (infinite) are left out unless all are infinite. Of equal ones, slack 0 keeps only the first.
+    Choices that never end (infinite) are left out unless all are infinite.
     """
     points = [point(choice) for choice in choices]
     ends = [i for i, (time, cost) in enumerate(points) if time + cost < float("inf")]

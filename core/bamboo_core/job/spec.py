@@ -385,8 +385,8 @@ def most_pipelines(spec: JobSpec) -> int:
 
 
 def pod_spread(spec: JobSpec) -> SpreadPolicy:
-    """Return the zone policy for pods. If the coordinator chooses the stages, the size of a pipeline is not known when
-    a pod is made: pods go where nodes are, and pipelines are formed zone by zone.
+    """Return the pods' spread policy. ZonePerPipeline becomes Interleave if the coordinator chooses the stages and may
+    use several pipelines: their sizes are unknown when a pod is made.
     """
     policy = spec.spread.policy
     if policy is SpreadPolicy.ZONE_PER_PIPELINE and spec.topology.chooses_stages and most_pipelines(spec) > 1:

@@ -157,8 +157,8 @@ def _apart(peers: Row, size: int) -> Row:
 def _arranged(
     order: Sequence[Peer], peers: Sequence[Peer], depth: int, pipelines: int, replicas: int
 ) -> tuple[Crowding, tuple[Crowding, ...], list[list[WorkerId]]]:
-    """Return two keys to compare rings by, and the rows cut from the ring. The keys are the summed crowding of stages'
-    holders on nodes, and each row's crowding.
+    """Return two keys to compare rings by, and the rows cut from the ring. The keys: `_crowding`'s counts for
+    nodes, summed over the rows; each row's `_crowding`.
     """
     made: list[Row] = []
     used = {p.worker for p in order}

@@ -147,7 +147,7 @@ class JobReconciler:
             await self._write_until_done()
 
     async def run(self) -> None:
-        """Reconcile the job until it is over and its TTL has passed, then delete it (forever without a TTL). Raises
+        """Reconcile the job until it is over, then delete it after its TTL; without a TTL, never return. Raises
         JobGone, or what the coordinator raises; may be cancelled.
         """
         while self._status.written.ended is None:
