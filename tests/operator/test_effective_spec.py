@@ -162,7 +162,7 @@ async def test_without_its_namespace_a_job_is_gone() -> None:
 
 
 async def test_workers_go_on_with_what_was_accepted_whatever_the_manifest_says_by_now() -> None:
-    """An operator that takes over after an edit of a fixed field keeps the accepted value; it creates no dry-run pod."""
+    """An operator that takes over after an edit of a fixed field keeps the accepted value, without a dry-run pod."""
     newest = edited(task={"config": {"a": 1}}, standby={"workers": 2})
     one = One(newest, plan=trains(edited()))
     earlier = AcceptedManifest(JobIdentity(KEY, "u1"), one.api)
