@@ -394,6 +394,11 @@ def pod_spread(spec: JobSpec) -> SpreadPolicy:
     return policy
 
 
+def heeds_memory(spec: JobSpec) -> bool:
+    """Return whether the coordinator fits the grid or the replicas into the workers' memory."""
+    return spec.elastic is not None or spec.redundancy.mode is RedundancyMode.AUTO
+
+
 def whole_workers(spec: JobSpec) -> int:
     """Return the number of workers of a fixed grid, or the most that a chosen one can use; without standby."""
     topology = spec.topology

@@ -11,7 +11,7 @@ from torch import Tensor
 from bamboo_core.checkpoint.manifest import DataRecord, LookedAt
 from bamboo_core.control.protocol import Profile, WorkerReady
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import JobSpec, RedundancyMode
+from bamboo_core.job.spec import JobSpec, heeds_memory
 from bamboo_core.planning.splits.device_stages import device_of
 from bamboo_trainer.checkpoint.initial import FirstTask
 from bamboo_trainer.data.order import pure_seed, sample_numbers
@@ -96,14 +96,13 @@ class LoadedJob:
     data: DataRecord
 
     def profile(self, memory: int) -> Profile:
-        """Return each layer's cost; if the coordinator chooses grid or replicas, also its bytes, and the memory.
+        """Return each layer's cost; if the coordinator heeds memory, also each layer's bytes, and the memory.
 
         memory: bytes of the device; 0 if unknown.
         """
-        costs = split_costs(self.task, self.spec)
-        chosen = self.spec.elastic is not None or self.spec.redundancy.mode is RedundancyMode.AUTO
-        layers = tuple(size.bytes for size in measure(self.task, self.spec)) if chosen else ()
-        return Profile(costs=costs, layers=layers, memory=memory if chosen else 0)
+        costs, heeds = split_costs(self.task, self.spec), heeds_memory(self.spec)
+        layers = tuple(size.bytes for size in measure(self.task, self.spec)) if heeds else ()
+        return Profile(costs=costs, layers=layers, memory=memory if heeds else 0)
 
     def ready(self) -> WorkerReady:
         return WorkerReady(samples=self.data.samples, steps=self.spec.training.steps, data=self.data)

@@ -16,7 +16,7 @@ from bamboo_core.coordinator.grids import noise
 from bamboo_core.coordinator.records.grids import StepTime
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState
-from bamboo_core.job.spec import JobSpec, RedundancyMode, RedundancySpec, stabilization_seconds
+from bamboo_core.job.spec import JobSpec, RedundancyMode, RedundancySpec, heeds_memory, stabilization_seconds
 from bamboo_core.planning.cell_portions import groups_of, without_portions
 from bamboo_core.planning.plan import Plan
 from bamboo_core.planning.profile import Layer, LayerBytes, ModelFigures, Network
@@ -98,7 +98,7 @@ def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
     replicas and may not do without them keeps the requested number if not even one fits.
     """
     asked = state.spec.redundancy.kept
-    if not asked or not (state.spec.elastic or state.spec.redundancy.mode is RedundancyMode.AUTO):
+    if not asked or not heeds_memory(state.spec):
         return asked
     bare = state.plan is not None and state.plan.mode is RedundancyMode.NONE
     if state.layers.costs is None:
