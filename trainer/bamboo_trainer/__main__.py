@@ -1,4 +1,4 @@
-"""`python -m bamboo_trainer`: one worker, as a pod's container runs it. Everything comes from the environment."""
+"""`python -m bamboo_trainer`: one worker, as a pod's container runs it. Environment variables hold all settings."""
 
 import io
 import os
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def _grace(text: str | None) -> float:
-    """Return the grace period in seconds. Raises ValueError."""
+    """Return the grace period in seconds; GRACE_SECONDS if `text` is None. Raises ValueError unless it is digits."""
     if text is None:
         return GRACE_SECONDS
     if not text.isdecimal():
@@ -84,7 +84,7 @@ def _grace(text: str | None) -> float:
 
 
 def _port(text: str | None) -> int | None:
-    """Return the metrics port; None without one. Raises ValueError."""
+    """Return the metrics port; None if `text` is None or empty. Raises ValueError unless it is from 1 to 65535."""
     if not text:
         return None
     if not text.isdecimal() or not 0 < int(text) < 65536:

@@ -33,20 +33,20 @@ class Callback:
         """Handle a durable checkpoint of the state after `step` steps."""
 
     def on_disruption(self, event: EventRecord) -> None:
-        """Handle a worker that gets a notice, leaves, is lost or taken over, or a return to a checkpoint (`reason`)."""
+        """Handle a notice to a worker, its loss, end or leaving, a takeover, or a return to a checkpoint (`reason`)."""
 
     def on_end(self, steps: int) -> None:
         """Handle the end of a complete training, after `steps` steps; not called if a job fails or is suspended."""
 
     def state_dict(self) -> Any:
         """Return the callback's state as JSON values, 64 KiB at most. It is saved with the callback's position in the
-        history, and once more for each checkpoint.
+        history, and once more for each recent checkpoint.
         """
         return None
 
     def load_state_dict(self, state: Any) -> None:
         """Restore the callback's state: on a new root the newest state, after a return to a checkpoint the state saved
-        for it, or before it. Not called without a saved state.
+        for it or, without one, for an earlier checkpoint. Not called without a saved state.
         """
 
 

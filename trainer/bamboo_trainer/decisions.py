@@ -43,8 +43,8 @@ class Decision:
 
     learning_rate: a factor of `Task.learning_rate`; finite and not negative. frozen: parameters that stay unchanged, as
     "<layer index>.<parameter name>", or patterns such as "0.*"; their gradients do not count in the gradient's norm.
-    stop: training ends with the current state. memory: passed to the decision the next time; up to 64 finite numbers by
-    name.
+    stop: training ends with the current state. memory: passed to the decision the next time; up to 64 finite numbers or
+    None, by name.
     """
 
     learning_rate: float = 1.0

@@ -140,8 +140,8 @@ class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @classmethod
     def of(cls, gradients: Iterable[bool], weight: float | None = None) -> "FrameFacts | None":
-        """Return the facts of tensors that cross a boundary; None if all of them have gradients and the loss has no
-        weight.
+        """Return the facts of tensors that cross a boundary; None if all of them need or have a gradient and no weight
+        is given.
         """
         flags = tuple(gradients)
         return None if weight is None and all(flags) else cls(gradients=() if all(flags) else flags, weight=weight)
@@ -159,7 +159,7 @@ class Frame:
 
     @property
     def again(self) -> bool:
-        """Whether this frame has been sent before."""
+        """Whether this frame has been sent before; for REPEAT, whether logged frames are wanted again, too."""
         return getattr(self.payload, "again", False) is True
 
     @property
@@ -205,8 +205,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Results of some microbatches of a cell (a portion), each by microbatch, in addition to the sums of their
-    gradients: losses and their weights, metrics with weights, and losses that layers add.
+    """Results of some microbatches of a cell (a portion or finished groups), by microbatch, in addition to the sums of
+    their gradients: losses and their weights, metrics with weights, and losses that layers add.
     """
 
     losses: dict[int, float]
@@ -296,7 +296,7 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Checksums of a cell's work on a microbatch, which another worker repeats and compares: of the data, of each
+    """Checksums of a cell's work on a microbatch, for the worker that repeats it and compares: of the data, of each
     layer's outputs, of the stage's outputs and losses, and of the gradients of its inputs and parameters.
     """
 
@@ -319,8 +319,8 @@ class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ReplicaStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts that a new replica needs in addition to the layers of a state: the layers' number, the layout's
-    generation at their version, and the newest commits.
+    """The facts that a worker needs in addition to the layers when it gets a stage's state: the number of layers, the
+    layout's generation at the state's version, and the newest commits.
     """
 
     layers: Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
@@ -329,9 +329,9 @@ class ReplicaStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class LayerPayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A layer's state (`LayerState`), of the requested cut or checkpoint, or for a new replica (`filling`)."""
+    """A layer's state (`LayerState`): of the requested cut or checkpoint, or of a stage sent as a whole (`filling`)."""
 
-    tensors: tuple[str, ...]  # the names of the frame's
+    tensors: tuple[str, ...]  # the names of the frame's tensors, in order
     scalars: dict[str, int | float | bool | None]
     names: dict[str, str]
     common: CommonState

@@ -44,12 +44,12 @@ class SplitModule:
         read: Read | None = None,
         alongside: Callable[[nn.Module], Alongside | None] | None = None,
     ) -> None:
-        """Split the module that `make` builds. Raises CannotSplit.
+        """Split the module that `make` builds. Raises CannotSplit, or a TaskError that `make` raised.
 
         blocks: name of a ModuleList, ModuleDict or Sequential, or names of several that are called one after the other;
-        None: the module is a Sequential of blocks, or has one ModuleList. example: inputs of a few samples, to run the
-        module on. call: (model, inputs) -> the model's result; None: the inputs are its arguments. read: initial
-        values. alongside: returns what layers pass on in addition to the model's tensors, or None.
+        None: the module is a Sequential of blocks, or has one ModuleList. example: inputs of a few samples, for
+        their shapes. call: (model, inputs) -> the model's result; None: the inputs are its arguments. read: returns
+        initial values. alongside: returns what layers pass on in addition to the model's tensors, or None.
         """
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._call, self._read = call or (lambda model, inputs: model(*inputs)), read
@@ -125,9 +125,9 @@ class SplitModule:
     # the positions' tensors
 
     def _owners(self, base: Recording) -> dict[int, list[_Slot]]:
-        """Return the names of the tensors at each position (a block, or the model's own code between blocks): a block's
-        own tensors, those that own code uses, and unused ones at the last position of own code. Raises CannotSplit if
-        own code uses a tensor that only a block has.
+        """Return the names of the tensors at each position (see `split.recording`): a block's own tensors, those that
+        the model's code outside of blocks uses, and unused ones at the last position with such code. Raises CannotSplit
+        if such code uses a tensor that only a block has.
         """
         places: dict[int, list[_Slot]] = {position: [] for position in self.route.positions}
         own = sorted(base.own_code)
@@ -198,7 +198,7 @@ class SplitModule:
         holder._modules[leaf] = deepcopy(block, memo)
 
     def _with_own_code(self, position: int, slots: Sequence[_Slot], given: Mapping[int, Tensor]) -> nn.Module:
-        """Return the whole model with the parameters of these slots only, and without the content of blocks."""
+        """Return the whole model with the parameters and buffers of these slots only, and with empty blocks."""
         memo: dict[int, Any] = {id(t): t for t in (*_tensors_in(self._model), *_plain_tensors(self._model.modules()))}
         outside = [module for name, module in self._model.named_modules() if not self._in_block(name)]
         memo |= self._plain(outside, given) | dict(given)
@@ -339,13 +339,13 @@ def from_module(
 ) -> Task:
     """Return the task of a torch.nn.Module, split into layers: each of its blocks becomes a layer.
 
-    make: builds the whole model, without computing values. A model in eval mode is put into training mode; parts in
-      eval mode of a model in training mode stay in eval mode.
+    make: builds the whole model; it runs on tensors without values. A model in eval mode is put into training mode;
+      parts in eval mode of a model in training mode stay in eval mode.
     loss: (outputs, targets) -> scalar, as in `Task`: both are tuples of tensors. If the model returns anything but a
       tensor or a tuple, such as a dictionary, outputs is what the model returns.
     blocks: the name of the ModuleList, ModuleDict or Sequential whose modules become layers, or the names of several
       that the forward runs one after the other. Not needed for a Sequential, or where there is one ModuleList.
-    inputs: the names of the forward's arguments that get the dataset's inputs; by default the first ones.
+    inputs: names of the forward's arguments that get the dataset's inputs; by default the first. Unused with `call`.
     call: (model, inputs) -> its result, for a model that is not simply called with its inputs.
     read: returns initial values, such as pretrained weights, for one layer at a time: tensors without values by name ->
       the available values by name.

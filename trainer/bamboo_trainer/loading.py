@@ -28,7 +28,7 @@ ALONE: Final = TrainingFacts(steps=1, global_batch_size=1, micro_batch_size=1)
 def settled_task(spec: JobSpec) -> tuple[Task, JobSpec]:
     """Return a job's task with shared parameters tied, and the job with the number of steps that follows from its data.
 
-    Raises TaskError, also if a step needs more samples than the dataset has, or for an invalid learning rate.
+    Raises TaskError, also for an invalid learning rate or a dataset smaller than a step's batch; TaskOutOfMemory.
     """
     task = settled(task_of(spec), spec.training.seed)
     require_learning_rate(task)
@@ -42,14 +42,14 @@ def settled_task(spec: JobSpec) -> tuple[Task, JobSpec]:
 
 
 def task_of(spec: JobSpec) -> Task:
-    """Return a job's task from its `build`. Raises TaskError."""
+    """Return a job's task from its `build`. Raises like `load_task`."""
     return load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
 
 
 def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFacts = ALONE) -> Task:
     """Import "module:function" and call it with the config, and the training facts if it takes them; return its task.
 
-    Raises TaskError, in one sentence, for anything but a valid Task; TaskOutOfMemory.
+    Raises TaskError, in one sentence, for anything but a valid Task; TaskOutOfMemory if `build` runs out of memory.
     """
     module_name, _, name = entrypoint.partition(":")
     if not module_name or not name:
@@ -106,7 +106,7 @@ _PLACES: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONA
 
 
 def _searched() -> str:
-    """Return the folders searched for modules before Python's own library, in words."""
+    """Return where a module is searched, as text: folders before Python's own library, then the installed packages."""
     library = sysconfig.get_paths()["stdlib"]
     own = takewhile(lambda entry: entry != library and not entry.endswith(".zip"), sys.path)
     folders = dict.fromkeys(str(Path(entry).absolute()) for entry in own)

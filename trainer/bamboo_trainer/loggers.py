@@ -24,16 +24,16 @@ class LoggerFacts:
 class Logger(Protocol):
     """A writer of the history to another system, called by a separate thread.
 
-    If it raises an error, that is reported once, and the logger is created and called again.
+    If it raises an error, a new logger is created and called; of errors in a row only the first is reported.
     """
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write records of the history, in order. After the loss of a worker, its logger may already have written the
-        first of them.
+        """Write records of the history, in order. The first of them may already be written, by a logger that failed or
+        whose worker was lost.
         """
 
     def close(self) -> None:
-        """Close the logger: no more records come from this worker."""
+        """Close the logger: it gets no more records."""
 
 
 MakeLogger = Callable[[LoggerFacts], Logger]
@@ -61,7 +61,7 @@ def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _library(module: str, extra: str) -> Any:
-    """Return an imported module. Raises ValueError if it is missing. extra: the extra of bamboo-trainer to install."""
+    """Import and return a module. Raises ValueError if it is missing. extra: the extra of bamboo-trainer to install."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -112,8 +112,8 @@ def tensorboard(folder: str = "") -> MakeLogger:
 
 
 class _TensorBoard(Logger):
-    """A writer of event files. It begins a new file each time that steps are repeated; TensorBoard then forgets later
-    steps of earlier files.
+    """A writer of event files. It begins a new file each time that steps are repeated; TensorBoard then forgets these
+    steps and later ones of earlier files.
     """
 
     def __init__(self, folder: str, facts: LoggerFacts) -> None:

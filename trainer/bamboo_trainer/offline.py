@@ -56,7 +56,7 @@ def export(
     force: bool = False,
     quiet: bool = False,
 ) -> str:
-    """Export a checkpoint or weights; return a summary. config: if `job` is None. Raises ValueError, StorageError."""
+    """Export a checkpoint or weights; return a summary. config: used without `job`. Raises ValueError, StorageError."""
     if format not in ("safetensors", "huggingface"):
         raise ValueError(f"the format of an export is safetensors or huggingface, not {format!r}")
     task_config = None
@@ -84,7 +84,7 @@ def tokenize(
     force: bool = False,
     quiet: bool = False,
 ) -> str:
-    """Tokenize text files and folders; return a summary line. pattern: which files in folders. Raises ValueError."""
+    """Tokenize text files and folders; return a summary. pattern: patterns of names in folders. Raises ValueError."""
     path = Path(output)
     if shard is None and path.suffix != SUFFIX:
         raise ValueError(f"--output {path}: expected a file NAME{SUFFIX}, or with --shard a folder's name")
@@ -122,7 +122,7 @@ def main(name: str, options: str, *arguments: str) -> int:
 
 
 def _interrupt(*_: object) -> None:
-    """Exit, and remove unfinished output. Ignore a second signal, which the parent sends after Ctrl-C."""
+    """Raise SystemExit, so that unfinished output is removed. Ignore the parent's second signal after Ctrl-C."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(EXIT_INTERRUPTED)

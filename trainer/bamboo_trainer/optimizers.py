@@ -10,8 +10,8 @@ Part = tuple[Callable[[list[nn.Parameter]], torch.optim.Optimizer], Iterable[nn.
 
 
 class Combined(torch.optim.Optimizer):
-    """An optimizer of several parts, which keeps their state in its own `state`, so that it is copied, checked and
-    saved like one optimizer's.
+    """An optimizer of several parts, which keeps their state in its own `state`, so that their state is copied, checked
+    and saved like one optimizer's.
     """
 
     def __init__(self, parts: Iterable[Part], *, lr: float) -> None:
@@ -20,7 +20,7 @@ class Combined(torch.optim.Optimizer):
         parts: for each optimizer, the function that makes it, and its parameters; an optimizer without parameters is
         left out, because a stage may have none for it.
 
-        lr: base learning rate; in a step, a part's rate is the task's learning rate times the part's own `lr` / this.
+        lr: base rate; in a step, a part's rate is its own `lr` times the task's learning rate divided by the base rate.
         """
         given = [(make, list(parameters)) for make, parameters in parts]
         self.parts = [make(parameters) for make, parameters in given if parameters]

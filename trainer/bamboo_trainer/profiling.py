@@ -77,13 +77,13 @@ WORKER: Final = "profile-0"
 def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECONDS) -> dict[str, Any]:
     """Measure a job's layers; return the figures below as JSON values, or {"problem": one sentence}.
 
-    repeats: microbatches to measure, whose median counts. While the median is not steady, more rounds of `repeats`
-    follow, up to ten in all, within `seconds` for all layers together.
+    repeats: microbatches to measure, whose median counts. While a layer's medians are not steady, more rounds of
+    `repeats` follow, up to ten in all, within `seconds` for all layers together. Raises OSError: see `loopback`.
 
-    layers: each layer's seconds of forward, backward and update, bytes, and cost. device: its name. load: seconds until
-    the task was loaded. waited: share of the measuring time in which no processor was free; the seconds exclude it.
-    repeats: most microbatches counted for a layer. unsteady: the layers whose measurement was given up; spread:
-    relative uncertainty of the worst median, at most 1; bound: the largest that counts as steady. loopback: bytes per
+    layers: each layer's seconds of forward, backward and update, bytes, and cost. device: the GPU's name, or "cpu".
+    load: seconds until the task was loaded. waited: share of the measuring time in which no processor was free; the
+    layers' seconds exclude it. repeats: most microbatches counted for a layer. unsteady: layers whose medians never
+    became steady; spread: relative uncertainty of the worst median, at most 1; bound: `BOUND`. loopback: bytes per
     second of a connection within this machine. memory: bytes of the device; None for a CPU.
     """
     began = time.monotonic()
@@ -136,7 +136,7 @@ def _figures(times: LayerTimes, size: LayerSize, cost: float) -> dict[str, Any]:
 def _measured(
     task: Task, spec: JobSpec, device: torch.device, repeats: int, seconds: float, clock: WorkClock
 ) -> list[LayerTimes]:
-    """Measure each layer, with one layer in memory at a time. Each may use its share of the seconds left."""
+    """Measure each layer as a stage of its own. seconds: for repeated rounds, shared equally by the layers left."""
     count = len(task.layers)
     config = replace(TrainingConfig.of(spec.training), microbatches=WARMUP + repeats)
     stages = tuple((index, index + 1) for index in range(count))
@@ -167,8 +167,8 @@ def _measured(
 def _round(
     clock: WorkClock, stage: Stage, config: TrainingConfig, inputs: Parts | None
 ) -> tuple[list[float], list[float], Work, Parts]:
-    """Run a step of one stage; return the seconds of its forwards and backwards after the warm-up, its work, and the
-    outputs of its last microbatch.
+    """Run a step's forwards and backwards of a stage, without the update; return the seconds of the forwards and of the
+    backwards after the warm-up, the step's work, and the outputs of the last microbatch.
     """
     work = stage.begin(range(config.microbatches), (0, config.microbatches))
     forwards, backwards, outputs = [], [], None

@@ -80,7 +80,7 @@ class PlanState:
         return self.pending if self.pending and self.pending.epoch <= self._required_epoch else None
 
     def activate(self, plan: Plan) -> None:
-        """Put a plan in force; drop older pending plans, and broken links of workers that are not in the plan."""
+        """Put a plan in force; drop the pending plan unless it is newer, and broken links to workers not in `plan`."""
         self.current = plan
         self.heirs_may_differ, self.nodes_are_shared = heirs_may_differ(plan), share_nodes(plan.workers)
         self._workers = plan.worker_ids()
@@ -110,7 +110,7 @@ class PlanState:
         return cell_parts(cell_of(cell, self.devices), self.devices)
 
     def are_parts(self, cells: Iterable[Cell]) -> bool:
-        """Return whether these cells belong to one stage, divided over a worker's devices; True for no cells."""
+        """Return whether these cells divide one stage of one pipeline over a worker's devices; True for no cells."""
         return len({cell_of(cell, self.devices) for cell in cells}) <= 1
 
     def others(self) -> set[WorkerId]:
@@ -121,7 +121,7 @@ class PlanState:
         return epoch > self.current.epoch or sender in self._workers
 
     def link_broke(self, peer: WorkerId) -> bool:
-        """Note a broken link. Return whether the peer belongs to the plan."""
+        """Note a broken link if the peer belongs to the plan; return whether it does."""
         if peer not in self._workers:
             return False
         self.links_down.add(peer)
@@ -176,7 +176,7 @@ class Outbox:
         self.log = MessageLog()
 
     def connect(self) -> None:
-        """Set the workers of the plan in force as the transport's peers."""
+        """Set the other workers of the plan in force as the transport's peers."""
         workers = self._plan.current.workers
         self._transport.peers({p.worker: (p.host, p.port) for p in workers if p.worker != self._plan.worker})
 
@@ -221,7 +221,7 @@ class Outbox:
             self._leave(leaving)
 
     def advance(self) -> None:
-        """Send the frames whose tensors are copied by now."""
+        """Send or log waiting frames, in each queue up to the first one whose tensors are not copied yet."""
         for queue in self._queues:
             while queue and queue[0].copy.ready():
                 self._leave(queue.popleft())
@@ -250,9 +250,9 @@ class Outbox:
             self._transport.send(worker, frame)
 
     def resend(self, cell: Cell, worker: WorkerId | None = None, *, since: Address | None = None) -> None:
-        """Send the logged frames for a cell again, marked as repeated, to their receivers or to `worker`; whoever gets
-        a frame twice drops it. since: send only activations and gradients of this address's step and microbatch, and
-        later ones.
+        """Send the logged frames for a cell again, to their receivers or to `worker`; whoever gets a frame twice drops
+        it. Frames of tensors are marked as repeated. since: send only activations and gradients of this address's step
+        and microbatch, and later ones.
         """
         self.finish()
         epoch = self._plan.current.epoch

@@ -27,7 +27,7 @@ def linear(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> S
 
 
 def polynomial(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0, power: float = 2.0) -> Schedule:
-    """Return the schedule final + (peak - final) * (1 - progress) ** power."""
+    """Return the schedule final + (peak - final) * (1 - p) ** power; p: from 0 after the warm-up to 1 at `steps`."""
     _check(warmup=warmup, steps=steps)
     if power <= 0:
         raise ValueError(f"power must be positive, got {power}")

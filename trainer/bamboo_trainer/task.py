@@ -23,7 +23,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 class Weighted:
     """A sum over a microbatch, and its weight: the number of tokens or samples in the sum.
 
-    A loss of this form is the sum of all totals of the global batch divided by the sum of all weights.
+    If the loss returns this, a step's loss is the sum of its microbatches' totals divided by the sum of their weights.
 
     total: a scalar tensor. weight: at least 0.
     """
@@ -36,11 +36,11 @@ def add_loss(value: Tensor, name: str = "added") -> None:
     """Add a layer's auxiliary loss, such as one that balances experts, to the task's loss. Call it in the layer's
     forward.
 
-    The step's loss includes the mean of these values over its microbatches, with the weights of a `Weighted` loss; the
-    mean is also reported as `name`. Outside of Bamboo's training the call does nothing. Raises TaskError for an invalid
-    value or name.
+    A step's loss includes the mean of these values over its microbatches, with the weights of a `Weighted` loss. Means
+    of values with the same name are added up and reported as `name`. Outside of Bamboo's training the call has no
+    effect. Raises TaskError for an invalid value or name.
 
-    value: a scalar tensor, multiplied by its coefficient already. name: letters, digits and underscores.
+    value: a scalar tensor, multiplied by its coefficient already. name: up to 64 letters, digits and underscores.
     """
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         raise TaskError("add_loss: the value must be a scalar tensor of floats")
@@ -115,8 +115,8 @@ class Dataset(Protocol):
     """Samples by number. The same number always gives the same sample. Each pass (epoch) visits each sample once, in a
     new order.
 
-    A separate thread calls it, one call at a time, unless its first batch draws from torch's global generator, which a
-    dataset must do always or never.
+    Another thread may call it, though no two at once, unless its first batch draws from torch's global generator, which
+    a dataset must do always or never.
     """
 
     def __len__(self) -> int: ...
@@ -146,7 +146,7 @@ class Evaluation:
 class Task:
     """A model as a list of layer factories, with its data, loss and optimizer.
 
-    layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor
+    layers: each factory builds one layer; a worker keeps only its stages' layers. A layer takes and returns one tensor
       or a tuple of tensors (unpacked if its forward takes several arguments), and must not write to its inputs.
     loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`.
     metrics: further numbers to report for each step, by name; functions like `loss`, without gradients.
@@ -155,8 +155,8 @@ class Task:
     learning_rate: a pure function from the number of steps done to the rate, finite and not negative. A parameter
       group's rate is this times the "lr" it was built with divided by `optimizer.defaults["lr"]`.
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
-      "weight_decay" or "betas" (a tuple): pure functions like `learning_rate`, with multipliers as for the rate.
-    decisions: by name, functions that end training, lower the rate or freeze parameters (`bamboo_trainer.decisions`).
+      "weight_decay" or "betas" (a tuple): pure functions like `learning_rate`. A group scales numbers like its rate.
+    decisions: by name, functions that end training, change the rate or freeze parameters (`bamboo_trainer.decisions`).
     tied: groups of parameters that share one value: names as "<layer index>.<parameter name>".
     checkpointed: numbers of the layers with activation checkpointing: they keep only their inputs for the backward, and
       are run once more in it.

@@ -21,8 +21,8 @@ class TrainingConfig:
 
     microbatches: number in a whole step, over all pipelines.
 
-    deterministic: check that repeated work gives the same bits. early: the evaluations that may end the job (early
-    stopping); None: none do. compile: use torch.compile for the layers.
+    deterministic: repeated work must give the same bits, which is checked. early: the evaluations that may end the job
+    (early stopping); None: none do. compile: use torch.compile for the layers.
     """
 
     seed: int
@@ -59,7 +59,7 @@ class TrainingConfig:
 
     @property
     def parameter_dtype(self) -> torch.dtype:
-        """The type of trained and frozen parameters; gradients are summed in fp32."""
+        """The type of trained and frozen parameters, except norms' (fp32); gradients are summed in fp32."""
         return torch.bfloat16 if self.parameter_precision == "bf16" else torch.float32
 
     @property

@@ -181,7 +181,7 @@ class _Layout:
 
 
 def _write(source: StateSource, layout: _Layout, out: BinaryIO, progress: Progress) -> None:
-    """Read and check each file of the source once, and write its tensors at their places."""
+    """Write the file: read each file of the source once, and write its tensors at their places."""
     offsets: dict[str, int] = {entry.name: offset for entry, offset in layout.places}
     files = by_file([entry for entry, _ in layout.places])
     out.write(layout.header)

@@ -274,7 +274,7 @@ def _wanted(task: Task, layers: Sequence[list[WantedTensor]], split: bool) -> li
 
 
 def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], source: StateSource) -> nn.Module:
-    """Build a layer and copy the weights into it, unless only its shapes are wanted. Raises TaskError."""
+    """Build a layer and copy the weights into it, unless only shapes are wanted. Raises TaskError if that fails."""
     layer = factory()
     if not values_wanted():
         return layer

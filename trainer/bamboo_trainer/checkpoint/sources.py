@@ -1,4 +1,4 @@
-"""Sources of a state dict, for exports and initial weights: a checkpoint, or weights in safetensors files."""
+"""Sources of a state dict, for exports, initial weights and `load`: a checkpoint, or weights in safetensors files."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Checkpoint:
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
         """Return the tensors of a file, as stored, by `StateEntry.tensor`: at least those of `entries`, which must be
-        in this file. Raises StorageError, also if the tensors differ from the entries read earlier.
+        in this file. Raises StorageError, also if a tensor is missing or differs from its entry in shape or dtype.
         """
         state = read_layer(self.store, self.manifest, file)
         stored = {name: as_stored(tensor) for name, tensor in state.tensors.items()}
@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 class TensorFiles:
-    """Safetensors files that together hold one state dict. Same interface as `Checkpoint`; its step is unknown."""
+    """Safetensors files that together hold one state dict, of an unknown step. Same methods as `Checkpoint`."""
 
     step = None
 
@@ -93,8 +93,8 @@ def _opened(path: Path) -> Any:
 
 
 def tensor_files(path: Path) -> TensorFiles | None:
-    """Return the safetensors files at a local path: the file itself, or a folder's only file or the files of its index.
-    None for anything else, such as a folder of checkpoints. Raises ValueError for a damaged index.
+    """Return the safetensors files at a local path: the file itself, or a folder's `SINGLE`, else the files in its
+    `INDEX`. None for anything else, such as a folder of checkpoints. Raises ValueError if either is invalid.
     """
     if path.is_file():
         return TensorFiles([path])
@@ -140,7 +140,7 @@ def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
     """Return the weights or the checkpoint at a URL, and a sentence for each newer checkpoint that was passed over.
 
     url: a file or a folder of weights, or the place of checkpoints. step: the checkpoint's step; None: the weights, or
-    the newest checkpoint. Raises StorageError.
+    the newest complete checkpoint. Raises StorageError.
     """
     try:
         files = tensor_files(Path(url)) if step is None else None
@@ -162,12 +162,12 @@ def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
 def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
     """Load the parameters and buffers of a file or folder of weights, or of a checkpoint, on the CPU.
 
-    Tensors of a module split by `from_module` have the names of the module's own `state_dict`, all others
-    "layers.NUMBER.NAME".
+    Tensors of a module split by `from_module` have the names of the module's own `state_dict`; all others have their
+    names in the files of weights, or "layers.NUMBER.NAME" in a checkpoint.
 
     url: the folder `weights` written by `bamboo run --output`, a file or folder of safetensors such as an export, or
-    the place of checkpoints. step: the step of a checkpoint; None: the newest sound one. Raises StorageError if nothing
-    is there, or it is damaged.
+    the place of checkpoints. step: the step of a checkpoint; None: the newest complete one. Raises StorageError if
+    nothing is there, if it is damaged, or if the store fails.
     """
     source, passed = open_source(str(url), step)
     entries = under_module_names(source, source.entries())

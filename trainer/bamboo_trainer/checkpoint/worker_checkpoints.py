@@ -71,7 +71,7 @@ AboutCheckpoint = PartsWritten | CheckpointCommitted | CheckpointFailed
 
 
 def versions() -> Versions:
-    """Return the versions of the code that writes a checkpoint here, for its manifest."""
+    """Return the versions of Bamboo, PyTorch and Python in this process, for a checkpoint's manifest."""
     return Versions(bamboo=version("bamboo-spot-core"), torch=str(torch.__version__), python=platform.python_version())
 
 
@@ -170,8 +170,8 @@ class WorkerCheckpoints:
         self._send(message)
 
     def close(self) -> None:
-        """End the thread, and wait at most END_SECONDS for it. It writes no more layers, removes the files of a
-        checkpoint of which it has written only some, and still handles requests in the queue.
+        """End the thread, and wait at most END_SECONDS for it. It writes no more layers, handles the other requests in
+        the queue, and then removes the files of a checkpoint that lacks some of this worker's layers.
         """
         if self._thread is None:
             return
@@ -235,8 +235,8 @@ class WorkerCheckpoints:
             self._clear(work.checkpoint)
 
     def _clear(self, checkpoint: CheckpointId) -> None:
-        """Remove all workers' files of a failed checkpoint, if this worker has begun to write it, and old remains of
-        other checkpoints. An error of the store is only logged.
+        """Remove all workers' files of a failed checkpoint, if this worker has begun to write it; then remove other
+        checkpoints that are not kept (`_collect`). An error of the store is only logged.
         """
         try:
             self._remove(checkpoint)
@@ -278,7 +278,7 @@ class WorkerCheckpoints:
                 self._probe()
 
     def _probe(self) -> None:
-        """Warn the coordinator if the store is not writable. Checked once, at the first search for a checkpoint."""
+        """Warn the coordinator if the store is not writable. Checked once, after the first search that succeeds."""
         if not self._probed:
             self._probed = True
             try:
@@ -305,8 +305,8 @@ class WorkerCheckpoints:
         self._open().commit(manifest)
 
     def _collect(self, dead_after: float = DEAD_AFTER_SECONDS) -> None:
-        """Remove the checkpoints that keepLatest does not keep, and abandoned ones. An error of the store is only
-        logged; the next call tries again. dead_after: seconds after which an unfinished checkpoint counts as abandoned.
+        """Remove the checkpoints that `removable` returns, unless the job keeps only its last state. An error of the
+        store is only logged; the next call tries again. dead_after: see `removable`.
         """
         store, spec = self._open(), self._spec.checkpoint
         if spec is None:

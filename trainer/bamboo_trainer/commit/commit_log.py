@@ -1,4 +1,4 @@
-"""The log of commits and of cells' reports, by step, and the policy that skips steps that are not finite."""
+"""The log of commits and of cells' reports, by step, and the policy for steps with NaN or infinity."""
 
 import math
 from collections.abc import Container
@@ -50,7 +50,7 @@ KEPT_STEPS = 3
 
 
 class CommitLog:
-    """Commits and ready reports by step: the last few, and older ones that a late replica still needs.
+    """Commits and cells' reports by step: of the last few steps, and of older ones that a state here still needs.
 
     newest: the newest known committed step; before the first commit, the step before the first step. end: the step of
     an early stop, once known.
@@ -65,7 +65,7 @@ class CommitLog:
         self._ready: dict[int, dict[Cell, tuple[Ready, set[WorkerId]]]] = {}  # with the workers that have reported it
 
     def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
-        """Record a worker's report that a cell finished a step. Of equal reports by several workers, keep the first."""
+        """Record a worker's report of a cell's finished, uncommitted step. Of equal reports, keep one."""
         if step not in self.commits:
             self._ready.setdefault(step, {}).setdefault(report.cell, (report, set()))[1].add(worker)
 

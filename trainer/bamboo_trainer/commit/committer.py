@@ -99,17 +99,17 @@ class Committer:
     def _may_change_hands(self, step: int, layout: Layout) -> bool:
         """Return whether a waiting plan may take effect with this step's commit.
 
-        If a cell's owner has not reported the step, it repeats a step that the former owner reported. If the plan took
-        effect now, the cell's next owner would wait forever for that step's gradients.
+        If a cell's owner has not reported the step, it repeats that step, which the former owner reported. If the plan
+        took effect now, the cell's next owner would wait forever for that step's gradients.
         """
         cells = layout.cells(self._plan.stages)
         waits = self._plan.newest is not self._plan.current
         return waits and all(self.log.has_reported(step, cell, self._plan.owner(cell)) for cell in cells)
 
     def _with_common_state(self, commit: Commit) -> Commit:
-        """Complete a commit with the common state after its step (`CommonState`), and mark it as skipped if the policy
-        says so. If a decision or the evaluation ends training before this step, return only the evaluation and the
-        early stop. The result depends only on the reports and the root's state, so a new root decides the same.
+        """Return the commit, marked as skipped if the policy says so, with the common state after its step (if stage 0
+        is here; see `CommonState`). If a decision or the evaluation ends training before this step, return only
+        the evaluation and the early stop. All this follows from reports and stage 0, so a new root decides the same.
         """
         if self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)

@@ -1,4 +1,4 @@
-"""Replication of stages: a cell's owner sends its state and final gradients to replicas, and sometimes waits for them.
+"""Replication of stages: a cell's owner sends state and final gradients to the replicas, and sometimes waits for these.
 `RepeatedSteps` asks for the frames that an owner lacks when it repeats a committed step.
 """
 
@@ -23,7 +23,7 @@ class Owed(Enum):
     """The data that an owner must send to a replica now."""
 
     NOTHING = auto()
-    STATE = auto()  # the whole state
+    STATE = auto()  # the whole state, then the final gradients
     GRADIENTS = auto()  # the final gradients of the step in progress and of later ones
 
 
@@ -31,10 +31,10 @@ class Owed(Enum):
 class ReplicaProgress:
     """The owner's record of one replica.
 
-    epoch: the epoch of the plan that made it a replica; under an earlier plan it may report a state that it has since
-    dropped. since: the first step whose final gradients it gets; None: it gets none. acked: the version that it holds.
-    secured: the version that it can reach with the gradients it has. synced: it has once held the owner's version.
-    level: it has held the owner's version of all parts of the stage at one time, if workers have several devices.
+    epoch: the epoch of the plan with which the record begins; under an earlier plan the replica may report a state that
+    it has since dropped. since: the first step whose final gradients it gets; None: it gets none. acked: the version
+    that it holds. secured: the version that it can reach with the gradients it has. synced: it has once held the
+    owner's version. level: it has held the owner's version of all parts of the stage at one time (`_come_level`).
     """
 
     epoch: int = 0
@@ -80,14 +80,14 @@ class ReplicaProgress:
         return Owed.STATE
 
     def caught_up(self, mine: int) -> bool:
-        """Return True once: when the replica first holds the owner's version."""
+        """Return whether the replica now holds the owner's version and was not synced; if so, record it as synced."""
         if self.synced or self.since is None or self.acked < mine:
             return False
         self.synced = True
         return True
 
     def holds_back(self, step: int, strict: bool) -> bool:
-        """Return whether the owner must wait for the replica before `step` is committed. See docs/design/commit.md.
+        """Return whether the owner must wait for the replica before it reports `step`. See docs/design/commit.md.
 
         The owner does not wait for a replica that still gets its state, but for one that has once been synced, is at
         most CLOSE_STEPS behind or has lagged for PATIENCE_STEPS: where steps are shorter than a round trip, the replica
@@ -130,14 +130,14 @@ class Replicator:
         self._log, self._coordinator = shared.log, shared.coordinator
         self.progress: dict[tuple[Cell, WorkerId], ReplicaProgress] = {}
         self._unsent: dict[tuple[Cell, WorkerId, int], None] = {}  # final gradients, by step; in order
-        self._arrived: dict[int, ArrivedState] = {}  # for stages here, by stage, not taken over yet
+        self._arrived: dict[int, ArrivedState] = {}  # for stages here, by stage, not adopted yet
 
     # as an owner
 
     def take_roles(self, old: Plan | None) -> None:
-        """Under a new plan, start records of new replicas, and drop arriving states of stages no longer held here.
+        """Under a new plan, start and drop records of replicas, and drop arriving states of stages no longer held here.
 
-        old: the plan before.
+        old: the plan before; None for the first.
         """
         worker = self._plan.worker
         self._arrived = {stage: state for stage, state in self._arrived.items() if stage in self._states}
@@ -152,7 +152,7 @@ class Replicator:
     def finalize(self, stage: int, step: int, final: Tensor) -> None:
         """Keep a step's final gradient for the state here, and queue it for the replicas (see `send_next`).
 
-        final: from a cell of this worker or, if none of its cells runs this step, from an owner of the stage.
+        final: from a cell of this worker, or from another worker; ignored if it is kept already, or applied.
         """
         if not self._states.keep_final(stage, step, final):
             return
@@ -165,7 +165,7 @@ class Replicator:
         return bool(self._unsent)
 
     def send_next(self) -> None:
-        """Send a replica the oldest queued final gradients, if they are still here. The queue must not be empty."""
+        """Send the oldest queued final gradients unless they or their replica are gone. The queue must not be empty."""
         cell, replica, step = key = next(iter(self._unsent))
         del self._unsent[key]
         if (cell, replica) in self.progress and self._states.has_final(cell.stage, step):
@@ -173,7 +173,7 @@ class Replicator:
 
     def hand_over(self, cell: Cell, worker: WorkerId, step: int) -> Frame:
         """Return a frame with the step's final gradients for a replica that takes over the cell. First send that worker
-        all gradients still queued for it: it waits for them now, and `send_next` sends them only to replicas.
+        all of the cell's gradients queued for it: it waits for them now, and `send_next` sends them only to replicas.
         """
         for key in [one for one in self._unsent if one[:2] == (cell, worker)]:
             del self._unsent[key]
@@ -195,7 +195,7 @@ class Replicator:
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
         """Record the version that a replica announced, and send the state or gradients that it lacks. Once the replica
-        is level, tell the coordinator. epoch: of the plan that the replica obeys.
+        is level, tell the coordinator. epoch: of the plan that the replica obeys; ignored if older than the record.
         """
         progress, held = self.progress[cell, replica], self._states.here(cell.stage)
         if epoch < progress.epoch:
@@ -209,10 +209,9 @@ class Replicator:
             self._coordinator.tell(ReplicaSynced(cell=cell, replica=replica))
 
     def _come_level(self, cell: Cell, replica: WorkerId) -> bool:
-        """Record a replica as level, and return True, if it now holds all parts of its owner's stage at their newest.
-
-        From then on its parts move together. At different versions, none of them could repeat a step after a loss: the
-        frames that the parts had sent to each other are lost with their owner.
+        """Record a replica as level, and return True, if it has the newest version and final gradients of all parts of
+        its owner's stage. From then on the parts move together there. At different versions, none of them could repeat
+        a step after a loss: the frames that the parts had sent to each other are lost with their owner.
         """
         cells = self._plan.parts(cell)
         parts = [self.progress[part, replica] for part in cells]
@@ -233,8 +232,8 @@ class Replicator:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))
 
     def skipped(self, stage: int) -> None:
-        """Send replicas of a stage this owner's state after it skipped steps: it adopted a newer state from another
-        worker, so it has no final gradients of those steps to forward.
+        """After this owner has adopted a newer state of a stage from another worker, send the state to replicas that
+        lack it: the owner has no final gradients of the steps in between to forward.
         """
         for (cell, replica), progress in self.progress.items():
             if cell.stage == stage:
@@ -282,7 +281,7 @@ class Replicator:
                 self._outbox.send(self._plan.owner(cell), frame)
 
     def received(self, address: Address, final: Tensor) -> None:
-        """Keep the final gradient that a stage's owner sent, and announce the version that this replica can reach."""
+        """Keep a final gradient from another worker, and announce the version that the stage's state here can reach."""
         self.finalize(address.stage, address.step, final)
         self.announce(address.stage)
 
@@ -300,7 +299,7 @@ class Replicator:
             state.layers[address.part] = LayerState.of(frame)
 
     def next_state(self) -> ArrivedState | None:
-        """Remove and return a complete state that may be taken over now, else None. A replica with parts on several
+        """Remove and return a complete state that may be adopted now, else None. A replica with parts on several
         devices waits until the other parts can reach the same version: with unequal versions, none of them could repeat
         a step if their owner were lost.
         """
@@ -315,12 +314,12 @@ class Replicator:
         return all(max(self._states.secured(other), self._waiting(other)) >= state.version for other in held)
 
     def _waiting(self, number: int) -> int:
-        """Return the version of a stage's state that has arrived completely and is not taken over yet, or -1."""
+        """Return the version of a stage's state that has arrived completely and is not adopted yet, or -1."""
         state = self._arrived.get(number)
         return state.version if state and state.is_complete else -1
 
     def restore(self, state: ArrivedState) -> bool:
-        """Take over another worker's newer state of a stage; return False if it is not newer."""
+        """Adopt another worker's state of a stage; return False if it is not newer than the state here."""
         number = state.cell.stage
         if self._states.version(number) >= state.version:
             return False
@@ -348,7 +347,7 @@ class Question:
 
 
 class RepeatedSteps:
-    """Repetition of committed steps: it asks workers for missing frames, once per epoch, and reports `LeftBehind`."""
+    """Repetition of committed steps: it asks all workers for missing frames, and reports `LeftBehind`."""
 
     def __init__(self, shared: CommitContext, replicator: Replicator) -> None:
         self._plan, self._outbox, self._states, self._replicator = shared.plan, shared.outbox, shared.states, replicator
@@ -361,8 +360,9 @@ class RepeatedSteps:
         return address.step <= max(self._log.newest, self._asked.get(address.cell, -1))
 
     def look(self, repeated: Iterable[Repeated], since: Mapping[Cell, int]) -> None:
-        """Ask all workers for the frames that repeated steps lack; report LeftBehind for cells whose step is not the
-        newest or can never be completed. since: the first step in the message log, for each of this worker's cells.
+        """Ask all workers once per epoch for frames that repeated steps lack; report LeftBehind for cells whose step is
+        not the newest committed one or can never be completed. since: for each cell of this worker, the first step in
+        the message log.
         """
         epoch = self._plan.current.epoch
         for one in repeated:
@@ -379,7 +379,7 @@ class RepeatedSteps:
         self._questions.clear()
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
-        """Answer the owner that repeats a step: send a newer state or final gradients, if here, and logged frames."""
+        """Answer an owner that repeats a step: send newer state or final gradients if here, logged frames, `since`."""
         self._asked[cell] = max(step, self._asked.get(cell, -1))
         number = cell.stage
         if number in self._states and self._states.version(number) > step:
@@ -399,7 +399,7 @@ class RepeatedSteps:
         return True
 
     def _lacks_what_is_gone(self, one: Repeated, question: Question, since: Mapping[Cell, int]) -> bool:
-        """Return whether, after all answers, the step still needs a frame that no worker has or will make again."""
+        """Return whether all answers are here, and the step needs a frame that no worker has or will make again."""
         if not {(w, kind) for w in self._plan.others() for kind in ANSWERS_END} <= question.answers.keys():
             return False
         first = {cell: step for answer in question.answers.values() for cell, step in answer.items()} | dict(since)

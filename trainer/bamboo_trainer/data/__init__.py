@@ -1,4 +1,4 @@
-"""Datasets, and the samples of each microbatch. docs/data.md is the introduction."""
+"""Datasets, and the order of their samples. docs/data.md is the introduction."""
 
 from bamboo_trainer.data.config import dataset_from
 from bamboo_trainer.data.datasets import (

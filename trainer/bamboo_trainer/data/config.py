@@ -73,8 +73,8 @@ def _mixture(*, sources: list[tuple[float, Dataset]]) -> Dataset:
 
 
 def open_tokens(*, path: str, length: int, documents: str = Documents.JOINED) -> Tokens:
-    """Open files of tokens: the kind "tokens" of `dataset_from`. path: a file, a folder or a URL. Raises
-    ValueError, and StorageError if an object store does not answer.
+    """Open files of tokens: the kind "tokens" of `dataset_from`. path: a file, a folder or a URL. length: see
+    `Tokens`. documents: see `Documents`. Raises ValueError, and StorageError if an object store does not answer.
     """
     if documents not in list(Documents):
         raise ValueError(f"documents must be one of {', '.join(Documents)}, got {documents!r}")

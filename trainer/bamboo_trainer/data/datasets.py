@@ -21,8 +21,8 @@ class Indexed:
     torch.
 
     A sample is (inputs, targets), each of them a tensor, an array, a number or a tuple of these; or a mapping, from
-    which `inputs` and `targets` name the entries to take. For dtypes, see `as_tensor`. Raises ValueError if shapes
-    differ.
+    which `inputs` and `targets` name the entries to take. For dtypes, see `as_tensor`. Raises ValueError if
+    samples have another form, or different shapes.
     """
 
     def __init__(self, samples: Any, inputs: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
@@ -58,8 +58,8 @@ class Indexed:
 class HuggingFaceDataset:
     """A dataset in a folder that the library `datasets` has written (`save_to_disk`), by columns.
 
-    inputs, targets: names of columns. split: name of the split, if there are several. Rows must have equal lengths.
-    Raises ValueError.
+    inputs, targets: names of columns. split: name of the split, if the folder has splits. A column's rows must have
+    equal shapes. Raises ValueError.
     """
 
     def __init__(
@@ -105,9 +105,8 @@ def _loaded(path: Path, split: str | None) -> Any:
 
 
 def stacked(samples: Sequence[tuple[Any, ...]], indices: Sequence[int], name: str = "") -> Parts:
-    """Stack each part of several samples along a new dimension 0. Raises ValueError if their number or shapes differ.
-
-    indices: the samples' numbers, for messages. name: the column's name, for messages.
+    """Stack each part of several samples along a new dimension 0. indices, name: the samples' numbers and the column's
+    name, for messages. Raises ValueError if samples differ in the number or shapes of parts, or as `as_tensor` does.
     """
     lengths = {len(sample) for sample in samples}
     if len(lengths) != 1:
@@ -207,7 +206,7 @@ class TextDataset:
 
 
 class TensorDataset:
-    """A dataset of tensors in memory. Dimension 0 counts the samples. Raises ValueError if their numbers differ."""
+    """A dataset of tensors in memory. Dimension 0 counts the samples. Raises ValueError if its sizes differ."""
 
     def __init__(self, inputs: Parts, targets: Parts) -> None:
         lengths = {len(part) for part in (*inputs, *targets)}
@@ -368,7 +367,7 @@ class Prefetched:
     reader. A dataset that draws from torch's global generator is not read ahead of time.
 
     Reader processes are forked from the worker after it has read a first batch itself, and end with the worker. They
-    must not use a GPU. `batch` reads in the calling process.
+    must not use a GPU. `batch` reads in the calling process. Raises ValueError.
     """
 
     def __init__(self, dataset: Dataset, readers: int = 2, ahead: int | None = None) -> None:

@@ -20,7 +20,7 @@ class RemoteFiles:
     """The files of an object store below a URL, or the one file that the URL names. Each process makes its own clients,
     since a forked process cannot use its parent's.
 
-    Raises StorageError of bamboo_core.storage; calls end in finite time.
+    Raises ValueError for an invalid URL, and StorageError of bamboo_core.storage; calls end in finite time.
     """
 
     def __init__(self, url: str, limits: StoreLimits = LIMITS) -> None:
@@ -103,9 +103,9 @@ Source = LocalFile | CachedFile
 
 
 def open_sources(path: str) -> Sequence[Source]:
-    """Open the files of tokens at a path or URL: the file itself, or all files *.tokens in the folder and its
-    subfolders, sorted by name, except hidden ones. Raises ValueError if there is none, StorageError if an object store
-    does not answer.
+    """Open the files of tokens at a path or URL: the file itself (at a URL, *.tokens), or all files *.tokens in the
+    folder and its subfolders, sorted by name, except hidden ones. Raises ValueError if there is none or the URL is
+    invalid, StorageError if an object store fails.
     """
     parsed = parse_url(path, "the path or URL of data")
     if parsed.protocol == "file":
@@ -141,5 +141,5 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _is_one(name: str) -> bool:
-    """Return whether a path below the folder is a file of tokens, and no part of the path is hidden."""
+    """Return whether a path below the folder ends with SUFFIX, in any case, and no part of the path is hidden."""
     return name.lower().endswith(SUFFIX) and not any(part.startswith(".") for part in name.split("/"))

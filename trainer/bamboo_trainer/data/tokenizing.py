@@ -19,7 +19,7 @@ from bamboo_trainer.data.token_file import TokenWriter
 BYTES: Final = "bytes"
 PATTERNS: Final = ("*.txt", "*.md", "*.jsonl", "*.jsonl.gz")
 AT_ONCE: Final = 1000  # documents that are handed to the tokenizer together,
-CHARACTERS_AT_ONCE: Final = 4 << 20  # or this many characters
+CHARACTERS_AT_ONCE: Final = 4 << 20  # or fewer, with at least this many bytes
 LONGEST_LINE: Final = 256 << 20  # bytes
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in total
@@ -140,7 +140,7 @@ class TokenizerEncoder:
 
 
 def text_files(given: Sequence[Path], patterns: Sequence[str], output: Path) -> list[Path]:
-    """Return the given files, and the files in the given folders that match a pattern, sorted by name in each folder.
+    """Return the given files and, for each given folder, the files in it or below that match a pattern, by name.
 
     Raises ValueError if a path does not exist, if a folder has no such file, and if `output` is one of the files.
     """

@@ -36,8 +36,8 @@ from bamboo_trainer.stage.work import Work, resume
 def needs(
     instruction: Instruction, cell: Cell, stages: int, layout: Layout, step: int, tied_stages: Sequence[int]
 ) -> tuple[Address, ...]:
-    """Return the frames that must arrive before the instruction can run. tied_stages: the other stages that
-    share the cell's tied parameters."""
+    """Return the addresses of the frames that must arrive before the instruction can run. tied_stages: the other stages
+    that share the cell's tied parameters."""
     d, s = cell
     match instruction:
         case Forward(m) if s > 0:
@@ -89,7 +89,7 @@ class CellStep:
     """A cell's work on one step.
 
     predecessor: the live worker that ran the cell before and still owes this worker its last gradients. inputs: the
-    input frames of each of the program's instructions. since: the first step whose frames, sent by this cell, are in
+    addresses of each instruction's input frames. since: the first step whose frames, sent by this cell, are in
     this worker's log. in_midstep: this worker took the cell over within a step, so others wait for the work that it
     repeats. evaluations: number of instructions at the program's beginning that evaluate the state, before the step
     itself. figures: reported results of the step, once computed: the final gradient's squared norms, and the losses.
@@ -165,8 +165,8 @@ class CellStep:
         """Start the step that the stage's values are ready for (`version`), at its first instruction. layout: None if
         the plan with the step's layout has not come yet; the step waits for it.
 
-        tied_to: the other stages that share parameters with this one. evaluations: how many batches are evaluated
-        before the step. only_evaluates: the step trains nothing.
+        tied_to: the other stages that share parameters with this one. evaluations: how many batches all pipelines
+        evaluate before the step. only_evaluates: the step trains nothing.
         """
         self.step, self.layout, self.done, self.kept = stage.values.version, layout, 0, 0
         self.final = self.figures = None
@@ -206,7 +206,7 @@ class CellStep:
         return any(isinstance(i, Computed | AddPartialSums) for i in self.program[self.done :])
 
     def is_ordinary(self, newest: int) -> bool:
-        """Return whether the step repeats nothing, and belongs to no takeover. newest: the newest committed step."""
+        """Return whether the step is not committed, and not part of a takeover. newest: the newest committed step."""
         return self.takeover is None and self.step > newest
 
     def skip_evaluation(self) -> None:
@@ -255,8 +255,8 @@ class CellStep:
         """The rank of the next instruction among this worker's cells; the smallest runs first: the oldest step, then
         portions of cells, then backwards before forwards, then later stages.
 
-        No other stage waits for weight gradients, so they rank last, unless the work behind them in the program has its
-        inputs: then they rank like that work, which they delay.
+        No other stage waits for weight gradients, so they rank last in a step, unless the work behind them in the
+        program has its inputs: then they rank like that work, which they delay.
         """
         place, end = self.done, len(self.program)
         while place < end and isinstance(self.program[place], BackwardWeight):
@@ -267,7 +267,7 @@ class CellStep:
 
     def final_gradient(self) -> Tensor:
         """Return the stage's final gradient: summed over the pipelines if there are several, else this cell's own.
-        Until tied parameters' gradients are summed, those of further layers follow at its end (see `FlatParameters`).
+        Its end holds the gradients of further layers that use a tied parameter, for their sum (see `FlatParameters`).
         """
         assert self.work is not None
         if self.final is None:

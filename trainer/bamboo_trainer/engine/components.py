@@ -76,7 +76,7 @@ class Components:
         return self.committer.log.newest + 1
 
     def _receiver(self, address: Address) -> WorkerId:
-        """Return a frame's receiver: the cell's owner or, in an uncommitted step, the runner of its microbatch."""
+        """Return a frame's receiver: its cell's owner or, in an uncommitted step, the worker with its microbatch."""
         assignment = self.plan.current.at(address.cell)
         if not assignment.portions or not is_of_microbatch(address) or self.repeated.is_repeated(address):
             return assignment.owner
@@ -149,7 +149,7 @@ class Components:
     # on a frame
 
     def on_frame(self, sender: WorkerId, frame: Frame) -> None:
-        """Process a frame of this or another worker; keep it if only a plan that is on its way may need it here."""
+        """Process a frame of this or another worker; keep it if a plan that is on its way may need it here."""
         kind, address = frame.address.kind, frame.address
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
         if kind not in BOUNDARY:
@@ -262,7 +262,7 @@ class Components:
     def turn(self) -> bool:
         """Do the most urgent piece of work; return False if there is none.
 
-        While only boundary tensors come and go, only instructions can be ready, and no other work is looked for.
+        While only boundary tensors come and go, look only for instructions and, when idle, for checks and rehearsals.
         """
         self.outbox.advance()
         if self._look_first and self._do_first():
@@ -323,7 +323,7 @@ class Components:
             self.replicator.send_next()
 
     def _apply(self, index: int) -> None:
-        """Take an optimizer step of a stage that runs here, or of a replica."""
+        """Apply a committed step (`StageStates.apply`) to a stage that runs here, or to a replica."""
         self._look_again()
         state, step = self.states.by_stage[index], self.states.version(index)
         cell_steps = self.executor.of_state(index)
@@ -343,7 +343,7 @@ class Components:
         self.checks.look(index)
 
     def _reached(self, index: int) -> None:
-        """Start to copy a stage's new state piece by piece for a checkpoint, or copy it at once for a cut."""
+        """Copy a stage's new state if needed: from now on piece by piece for a checkpoint, at once for a cut."""
         values = self.states[index]
         commit = self.committer.log.commits.get(values.version - 1)
         self._copies.reached(index, values, commit.checkpoint if commit else None, self.plan.current)
@@ -397,7 +397,7 @@ class Components:
     # queries
 
     def keep_last(self, wanted: KeepLastState) -> bool:
-        """Copy the state after the last step for a checkpoint. Return False if it is no longer here."""
+        """Start to copy the state after the last step for a checkpoint. Return False if it is no longer here."""
         self._look_again()
         is_held = self._copies.keep_last(wanted, self.states, self.plan.current)
         self._hand_over_copies()

@@ -3,11 +3,11 @@
 `StateChecks` sends checksums of states, and the coordinator compares those of all holders. A job without
 `training.deterministic` sends none, as its copies need not be equal.
 
-`SpotChecks` compute a microbatch of a stage again: in the first step on the stage's owner, and at intervals on another
-worker with the stage's state, if any. They detect a layer that depends on the process, on its earlier calls, on running
-statistics, or on random numbers that nobody seeds. `bamboo_core.planning.spot_checks` decides when, and which worker.
-Equal work gives equal bits whatever happens to the job meanwhile, so no other worker waits for a check, and a check
-that is no longer possible is dropped.
+`SpotChecks` compute a microbatch of a stage again: in the first step on the stage's owner, later on another worker with
+the stage's state, if any, else on the owner. They detect a layer that depends on the process, on its earlier calls, on
+running statistics, or on random numbers that nobody seeds. `bamboo_core.planning.spot_checks` decides when, and which
+worker. Equal work gives equal bits whatever happens to the job meanwhile, so no other worker waits for a check, and a
+check that is no longer possible is dropped.
 
 See docs/design/determinism.md.
 """
@@ -206,12 +206,12 @@ class SpotChecks:
     # as the checker
 
     def asked(self, sender: WorkerId, frame: Frame) -> None:
-        """Keep a check that the owner of a cell has sent, until `turn` runs it."""
+        """Keep a check of an uncommitted step that the owner of a cell has sent, until `turn` runs it."""
         if self._schedule is not None and frame.address.step > self._log.newest:
             self._asked[frame.address.cell] = (sender, frame)
 
     def committed(self, step: int) -> None:
-        """After a step's commit, drop checked forwards, and waiting checks whose state is not here any more."""
+        """After a step's commit, drop checked forwards, checks of earlier steps, and checks whose state is gone."""
         self._made = {}
         for cell, (_, frame) in list(self._asked.items()):
             stage = self._stage(cell)
@@ -287,7 +287,7 @@ class SpotChecks:
 
 
 def _changed(stage: Stage) -> str:
-    """Name attributes of the layers that are not as they were built; "" if there are none."""
+    """Name up to three attributes of layers that are not as they were built; "" if there are none."""
     return " and ".join(stage.as_built.changed()[:3]) if stage.as_built else ""
 
 

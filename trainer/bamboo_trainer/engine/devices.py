@@ -56,16 +56,16 @@ class Folding:
         self._parts: dict[tuple[type, Cell | int, int], dict[int, Any]] = {}  # by kind, subject, version and device
 
     def forget(self) -> None:
-        """Drop waiting messages about abandoned states."""
+        """Drop all waiting messages, whose states are abandoned."""
         self._parts.clear()
 
     def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
-        """Drop waiting messages, except those about the stages that these cells and device stages belong to."""
+        """Drop waiting messages, except those about the cells and stages that these device stages belong to."""
         kept = {*map(self._cell, owned), *(stage_of(part, self._devices) for part in held)}
         self._parts = {key: parts for key, parts in self._parts.items() if key[1] in kept}
 
     def fold(self, message: Message) -> Message | None:
-        """Return the message as one about the whole stage; None while those of its other device stages are missing."""
+        """Return the message as one about the whole stage; None while it waits for those of the other device stages."""
         match message:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))
@@ -126,7 +126,7 @@ class Folding:
     def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
         """Return the workers that take turns in writing each device stage's layers to a checkpoint.
 
-        writers: those of each stage; rotated, so that every layer keeps its writer. stages: layers of device stages.
+        Rotate each stage's `writers`, so that every layer keeps its writer. stages: the layers of device stages.
         """
         unfolded = []
         for stage, names in enumerate(writers):

@@ -95,7 +95,9 @@ class Engine:
         self._take_in()
 
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
-        """Put a plan in force, now or at its boundary; ignore an outdated plan. arrived: when it came, None for now."""
+        """Put a plan in force: now, at its boundary, or once its layers are here. Ignore outdated plans and, while
+        layers are awaited, others of the same origin that give this worker cells. arrived: when it came; None: now.
+        """
         when = self._ports.clock() if arrived is None else arrived
         newest, before = self.newest_plan, self.origin
         if plan.origin < before:
@@ -197,7 +199,6 @@ class Engine:
         self.copies.report()  # layers read are kept as well
 
     def drop_copies(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """Drop the copies of these checkpoints, which the coordinator no longer needs."""
         self.copies.drop(checkpoints)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
@@ -226,10 +227,9 @@ class Engine:
         return busy
 
     def _take_in(self) -> None:
-        """Process waiting frames one after the other, and only here, so that no other work is interrupted.
-
-        A frame may arrive more than once. A frame of the wrong form is logged and dropped. A frame for the states of a
-        plan on its way waits for that plan, and a frame for abandoned states is dropped.
+        """Process waiting frames one after the other, and only here, so that no other work is interrupted. A frame may
+        arrive more than once. Log and drop a frame of the wrong form. A frame for the states of a plan on its way waits
+        for that plan. Drop a frame for abandoned states, or from a worker outside the plan.
         """
         while self.components and self._received:
             sender, frame = self._received.popleft()
@@ -273,7 +273,7 @@ class Engine:
 
     @property
     def backwards(self) -> int:
-        """The number of microbatches whose backward ran here since the states' origin (`Plan.origin`)."""
+        """The number of backwards run here since the states' origin (`Plan.origin`), repetitions included."""
         return self.components.executor.backwards if self.components else 0
 
     @property

@@ -21,7 +21,7 @@ from bamboo_trainer.stage.stage import Stage
 
 
 class Executor:
-    """The executor of a worker's cells. cells: each cell's step. handed_over: last gradients of moved-away cells."""
+    """The executor of a worker's cells. cells: their steps. handed_over: moved cells' last gradients, to resend."""
 
     def __init__(self, shared: EngineContext, committer: Committer, replicator: Replicator, spots: SpotChecks) -> None:
         self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
@@ -38,13 +38,13 @@ class Executor:
 
     @property
     def _last(self) -> int:
-        """The last step with instructions; if the job evaluates, one after the last step, for the final state."""
+        """The last step with instructions: the last training step or, if the job evaluates, the evaluation after it."""
         return self._shared.steps if self._evaluations else self._shared.steps - 1
 
     # roles
 
     def hand_over(self, old: Plan | None) -> None:
-        """Stop running cells that the plan drops or gives away, and send their last gradients. old: the plan before."""
+        """Stop running cells that the plan drops or moves; send new owners the final gradients queued for them."""
         plan, worker = self._plan.current, self._plan.worker
         for cell in [c for c in self.cells if c.pipeline >= len(plan.pipelines)]:
             del self.cells[cell]
@@ -61,7 +61,7 @@ class Executor:
                 cell_step.predecessor = None
 
     def take_over(self, old: Plan | None, arrived: float) -> None:
-        """Run the cells that the plan newly gives to this worker; adapt the others. arrived: seconds of the clock."""
+        """Run cells that the plan newly gives this worker; adapt others. arrived: when the plan came, by the clock."""
         for cell_step in self.portions.cell_steps():
             cell_step.kept = 0  # there may be another keeper
         for cell_step in self.cells.values():
@@ -83,7 +83,7 @@ class Executor:
             self._start(cell_step, self._states.running(cell_step.cell))
 
     def _promote(self, cell: Cell, old: Plan | None, arrived: float) -> None:
-        """Run a cell here from now on, with the state of the replica held here."""
+        """Run a cell here from now on, with the stage's state held here. old: the plan before; None for the first."""
         boundary = self._plan.current.boundary
         cell_step = self.cells[cell] = CellStep(cell)
         if old is not None and boundary and cell.pipeline < len(old.pipelines):
@@ -163,7 +163,7 @@ class Executor:
         cell_step.start(stage, self._plan.stages, layout, tied_to, evaluated, only_evaluates=only_evaluates)
 
     def _run_alone(self, cell_step: CellStep) -> None:
-        """Restart a shared cell's step to run it all here: no other worker continues it or has all its results."""
+        """Restart a shared cell's step with all its microbatches here: other workers no longer run its portions."""
         self._start(cell_step, self._states.running(cell_step.cell))
         cell_step.since = cell_step.step
         self._outbox.resend(cell_step.cell, self._plan.worker)  # others send what they have when they are asked
@@ -209,7 +209,7 @@ class Executor:
         self._runnable = None
 
     def _may_run(self, cell_step: CellStep) -> bool:
-        """Return whether the step has instructions left that may run here, once their inputs are there."""
+        """Return whether the next instruction may run here once its inputs are there; if so, forget a predecessor."""
         if cell_step.next is None or cell_step.layout is None or cell_step.finished or cell_step.step > self._last:
             return False
         if self._committer.is_cut(cell_step.step):
@@ -235,8 +235,8 @@ class Executor:
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
         """Return whether workers that repeat the cell's step after a loss might lack frames that only lost workers have
         logged: those between cells of one owner (except parts of one stage, which one heir gets at one version), or of
-        two owners lost at once; those of a pipeline with shared cells; those of tied stages, if several workers are
-        lost at once.
+        two owners lost at once; those of a pipeline with shared cells; those of tied stages that are not adjacent, if
+        several workers may be lost at once.
         """
         if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True
@@ -268,7 +268,7 @@ class Executor:
                 self._complete_takeover(cell_step)  # the cell may move on with the commit
 
     def _count_repetition(self, cell_step: CellStep, instruction: Instruction) -> None:
-        """If a takeover is in progress, count the next instruction as part of it, or complete it before."""
+        """Count an instruction as repeated work of a takeover, if any; if its inputs are new, complete the takeover."""
         takeover = cell_step.takeover
         if takeover is None:
             owned = self.cells.get(cell_step.cell) if cell_step.is_portion else None

@@ -1,4 +1,4 @@
-"""The action of each instruction: one method per instruction, found by its type."""
+"""The actions of instructions: methods of `Instructions`, chosen by the instruction's type."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -40,7 +40,7 @@ from bamboo_trainer.stage.work import Work, packed_work, resume
 
 
 class Instructions:
-    """The actions of instructions: each changes its cell's step and sends frames. No state is kept here."""
+    """The actions of instructions, which change their cell's step and may send frames. No state is kept here."""
 
     def __init__(
         self, shared: EngineContext, replicator: Replicator, spots: SpotChecks, portions: PortionSteps
@@ -69,7 +69,7 @@ class Instructions:
         self._actions[type(instruction)](cell_step, instruction)
 
     def _parts(self, cell_step: CellStep, microbatch: int | None = None) -> tuple[Stage, Work]:
-        """Return a cell's stage and its work on the step; for a microbatch that is repeated, that microbatch's work."""
+        """Return a cell's stage and its work on the step, or on this microbatch if it runs again (`CellStep.again`)."""
         work = cell_step.work if microbatch is None else cell_step.again.get(microbatch, cell_step.work)
         assert work is not None
         return self._states.running(cell_step.cell), work
@@ -92,8 +92,8 @@ class Instructions:
             self._outbox.emit(address, [part.detach() for part in outputs], facts)
 
     def _is_timed_by_layer(self, cell_step: CellStep, stage: Stage) -> bool:
-        """Count the next forward; return whether to run it layer by layer and time each, with the same bits. A stage's
-        first forward is checked as a whole instead, and repetitions are not timed.
+        """Count an ordinary forward; return whether to run it layer by layer, with the same bits, and time each layer.
+        A stage's first forward, which is checked as a whole, and repetitions are neither counted nor timed.
         """
         ordinary = stage.has_run and cell_step.is_ordinary(self._shared.log.newest)
         return ordinary and self._shared.timer.begins_forward(cell_step.cell.stage)

@@ -1,13 +1,13 @@
 """Copies of layers' states in host memory for checkpoints and cuts (states at which the layers are split anew).
 
-A checkpoint's copies are made piece by piece while the worker waits for others in the next step. Pieces that are left
-when the state is about to change are copied then, and training waits only for these. The copies are held until there is
-a newer checkpoint, or until theirs is given up before it is complete. A cut's copies are made at once, and held until
-the layers are split anew. Stages are restored from copies held here; other layers are read from the store.
+A checkpoint's copies are made piece by piece while the worker waits for others in the next step. Training waits only
+for tensors that a forward may change, copied first, and for pieces left when the state is about to change. The copies
+are held, if memory suffices, until their checkpoint is given up or a newer one is complete. A cut's copies are made at
+once, and held until the layers are split anew. Stages are restored from copies held here.
 
-When all workers begin anew with the state of a cut or a checkpoint, `LayerExchange` asks workers that have copies for
-layers, and answers them. Each layer of a cut is at some worker. A layer of a checkpoint is read from the store if no
-worker has it when asked.
+When all workers begin anew with the state of a cut or a checkpoint, `LayerExchange` requests layers that are missing
+here from workers that hold copies, and answers such requests. Each layer of a cut is at some worker. A layer of a
+checkpoint is read from the store if no worker has it when asked.
 """
 
 import logging
@@ -59,7 +59,7 @@ class _Share:
 
 
 class LayerCopies:
-    """The copies of layers' states in host memory, made here or received.
+    """The copies of layers' states in host memory, made here, received or read from the store.
 
     held: the copies, by state and layer. cut: the cut whose copies are held, or will come from other workers.
     """
@@ -100,7 +100,7 @@ class LayerCopies:
             self._begin(stage, values, state, share(mark.writers[stage], self._worker, plan.stages[stage]))
 
     def keep_last(self, wanted: KeepLastState, states: StageStates, plan: Plan) -> bool:
-        """Start to copy the state after the last step, once. Return False if a stage is not here at that version."""
+        """Start to copy this worker's part of the state after the last step, once; return False if it is incomplete."""
         if wanted.checkpoint == self._last:
             return True
         mine = [stage for stage, named in enumerate(wanted.writers) if self._worker in named]
@@ -132,7 +132,7 @@ class LayerCopies:
         return True
 
     def finish(self, stage: int) -> None:
-        """Copy the remaining pieces of that stage, whose state is about to change."""
+        """Copy the remaining pieces of a stage's state, which is about to change."""
         copied = self._shares.get(stage)
         if copied is None:
             return
@@ -227,7 +227,7 @@ class LayerCopies:
         self._say(checkpoint, self.held[checkpoint])
 
     def has_room(self, checkpoint: CheckpointId, states: Collection[LayerState]) -> bool:
-        """Return whether memory suffices to hold these copies and the next checkpoint's as well; warn once if not.
+        """Return whether memory suffices for these copies and the next checkpoint's, or has no limit; warn once if not.
 
         These copies exist already, to be written or for a stage that begins with them. Copies of other checkpoints do
         not count, because they will be dropped.
@@ -305,7 +305,7 @@ class LayerExchange:
         return bool(self._wanted)
 
     def asked(self) -> list[WorkerId]:
-        """Return the workers whose layers are on their way."""
+        """Return the workers that were asked for layers and still owe some."""
         return sorted(set(self._wanted.values()))
 
     def gather(self, plan: Plan, layers: Iterable[int]) -> None:

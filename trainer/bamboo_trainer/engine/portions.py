@@ -1,10 +1,10 @@
 """Portions: this worker's share of lost cells that several workers run together (`bamboo_core.planning.cell_portions`).
 
-Only `PortionSteps` knows of portions, of the sums that keepers keep, and of neighbouring stages that lack frames.
+`PortionSteps` begins and ends portions, exchanges their sums, and makes frames that neighbouring stages lack.
 
-`KeptSums` holds gradient sums of finished groups of microbatches. An owner sends each finished sum, or a larger one
-that includes it, to another worker, the cell's keeper, so often that sending takes at most half of the time (`Pace`).
-After a loss, the cell's next owner gets these sums and continues after their microbatches.
+`KeptSums` holds gradient sums of finished groups of microbatches. An owner sends them, except the last group's, to
+another worker, the cell's keeper, if there is one; sending takes at most half of the time (`Pace`). After a loss, the
+cell's next owner gets these sums and continues after their microbatches.
 """
 
 from collections.abc import Container, Iterator, Mapping, Set
@@ -51,7 +51,7 @@ class KeptSums:
         return found
 
     def committed(self, step: int) -> None:
-        """Drop the sums of that step and of those before it."""
+        """Drop the sums of a committed step and of earlier steps."""
         self._frames = {c: known for c, known in self._frames.items() if known and known[0].address.step > step}
 
 
@@ -80,14 +80,14 @@ class Pace:
 class PortionSteps:
     """Work of this worker on portions, by cell and microbatches. A begun portion continues while the plan allows it.
 
-    The new owner of a lost cell waits for the sums that the keeper gives it, and runs only the other groups: the kept
-    groups' frames have reached the neighbouring stages. No worker runs a portion whose sum the owner has. If a
+    The new owner of a lost cell waits for sums from the keeper or the old owner, and runs only the other groups: the
+    kept groups' frames have reached the neighbouring stages. No worker runs a portion whose sum the owner has. If a
     neighbouring stage changes hands and lacks frames that no log has, their microbatches run again, only for these
-    frames: finished sums survive any number of losses.
+    frames: the finished sums stay valid.
     """
 
     def __init__(self, shared: EngineContext, replicator: Replicator, cells: Mapping[Cell, CellStep]) -> None:
-        """Create the steps. cells: the steps of the cells that this worker owns."""
+        """Begin without portions. cells: the steps of the cells that this worker owns."""
         self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
         self._replicator, self._cells = replicator, cells
         self.kept, self._pace = KeptSums(), Pace()
@@ -143,7 +143,7 @@ class PortionSteps:
     def await_kept(self, old: Plan | None, changed: Set[Cell]) -> None:
         """Note the cells whose kept sums this worker waits for, as their new owner, or gives to their new owner.
 
-        changed: cells that a plan in the middle of a step has given to other workers. old: the plan before it.
+        changed: cells whose owner or portions the plan changes in the middle of a step. old: the plan before it.
         """
         plan, step = self._plan.current, self._shared.log.newest + 1
         present = {peer.worker for peer in plan.workers}
@@ -369,8 +369,8 @@ class PortionSteps:
                     self._outbox.post(worker, address, (), FrameFacts(again=True) if again else None)
 
     def repeat(self, sender: WorkerId, frame: Frame) -> bool:
-        """Resend a cell's frames that a neighbouring stage lacks, or begin portions again to make them. Return False if
-        the step is committed, or the workers do not run these cells under the plan in force.
+        """Begin portions again for frames that a neighbouring stage lacks and that are not logged here; resend logged
+        ones if asked. Return False if the step is committed, or if this worker or the sender does not run its cell.
         """
         address, plan = frame.address, self._plan.current
         beside = Cell(address.pipeline, address.part)
@@ -463,7 +463,7 @@ class PortionSteps:
                     self._ask_beside(owned, plan.cells())
 
     def _begin(self, cell: Cell, microbatches: Range, layout: Layout, stage: Stage) -> CellStep:
-        """Return a portion's new step. It continues after the first groups if their sums are kept here."""
+        """Return a portion's new step, without summed microbatches, except those whose frames a neighbour lacks."""
         step, (first, end) = stage.values.version, microbatches
         is_done = (cell, step, microbatches) in self._summed
         is_done = is_done or self._outbox.log.get(Address(FrameKind.PARTIAL_SUM, *cell, step, first, end)) is not None

@@ -32,7 +32,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The collaborators of an engine. builder: builds stages. files: the files of checkpoints.
+    """The collaborators and settings of an engine. builder: builds stages. files: the files of checkpoints.
 
     new_id: makes the id of an attempt to write a checkpoint. host_memory: returns the limit and use, if known. copies:
     copies tensors to host memory to send them; each asynchronous copy leads to a `Copied` event. clock: seconds.

@@ -1,11 +1,11 @@
 """Rehearsals: runs of a replicated stage while the worker has nothing else to do.
 
-A stage's first rehearsal is a forward and a backward, because first runs are slow and would delay a takeover. Later
-ones, every `PERIOD` steps, are forwards with timed layers: workers of one pipeline run different layers, and are
-compared by layers that two of them have run (`bamboo_core.planning.splits.speeds`).
+A stage that has not run here is rehearsed with a forward and a backward: first runs are slow and would delay a
+takeover. Later rehearsals, every `PERIOD` steps, are forwards with timed layers: workers of one pipeline run different
+layers, and are compared by layers that two of them have run (`bamboo_core.planning.splits.speeds`).
 
-The inputs of a rehearsal are the outputs of the worker's own stage, which precedes the replicated one. With several
-devices only the replicated stage's first part gets them; each other part gets the rehearsed outputs of the part before.
+The inputs are the outputs of the worker's own stage, which precedes the replicated one; stage 0 reads data. With
+several devices only the replicated stage's first part gets them; other parts get the outputs of the part before.
 """
 
 from collections.abc import Sequence

@@ -5,8 +5,8 @@ schedule's work counts, without repetitions, waits and first calls. Every `PERIO
 separates the layers' times; a backward is one call for the whole stage and cannot be separated. Some rehearsals measure
 the next stage's layers in the same way, so that workers of one pipeline can be compared.
 
-`DeviceTimes` records when each asynchronous device is busy, and with which work. The host only queues work; marks
-between the pieces show afterwards how long each took. No thread waits for them, since one thread serves all devices.
+`DeviceTimes` measures the pieces of work on devices, and when an asynchronous device has done all of it. The host only
+queues work there; marks between the pieces show afterwards how long each took. No thread waits for the marks.
 """
 
 from collections import defaultdict, deque
@@ -26,7 +26,7 @@ from bamboo_trainer.task import Parts
 
 IGNORED: Final = 2  # first forwards of a stage, which take longer
 PERIOD: Final = 16
-KEPT_LAYERS: Final = 8  # forwards of each layer by itself
+KEPT_LAYERS: Final = 8  # forwards of a stage that ran layer by layer
 REPORT_SECONDS: Final = 1.0
 FIRST_REPORT: Final = (
     LEAST_MICROBATCHES + 2
@@ -35,7 +35,7 @@ FIRST_REPORT: Final = (
 
 @dataclass(slots=True)
 class _ByLayer:
-    """One forward that ran layer by layer. after: the whole forwards that followed it, until the next such one."""
+    """Seconds of a forward run layer by layer (layers), and of the whole forwards until the next such one (after)."""
 
     layers: dict[int, float] = field(default_factory=dict)
     after: list[float] = field(default_factory=list)
@@ -209,7 +209,7 @@ class _Device:
 
 
 class DeviceTimes:
-    """The record of when each device is busy, in seconds of the clock. devices: number of the worker's devices."""
+    """A measurement of work on each device, and of when it is free. devices: number of the worker's devices."""
 
     def __init__(self, clock: Callable[[], float], timer: StageTimer, devices: int) -> None:
         self._clock, self._timer = clock, timer
@@ -267,7 +267,7 @@ class DeviceTimes:
             device.measured.clear()
 
     def freed(self, stage: int) -> float | None:
-        """Return when a device stage's device finished all queued work, in clock seconds; None if it has not."""
+        """Return when a stage's device finished all queued work, in clock seconds; None if it has not, or had none."""
         return self._of(stage).freed
 
     def _of(self, stage: int) -> _Device:

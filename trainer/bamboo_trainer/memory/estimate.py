@@ -72,7 +72,7 @@ class LayerSize:
     """The size of a layer.
 
     parameters: number of elements. tied: number of these that an earlier layer also counts. casts: bytes of parameters
-    cast by autocast, shared by all microbatches. inputs: bytes of one microbatch.
+    cast by autocast, shared by all microbatches; 0 if a layer is checkpointed. inputs: bytes per microbatch.
     """
 
     parameters: int
@@ -84,7 +84,7 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByKind:
-    """A device's memory at its peak, and the host memory for it, in bytes. Memory of two kinds counts for the first."""
+    """A device's memory at its peak, and the host memory for it, in bytes. Each byte counts once, in its first kind."""
 
     # parameters, optimizer: of the worker's own stages, including frozen values and buffers
     parameters: int

@@ -86,10 +86,10 @@ def _number(worker: str) -> int:
 
 
 def use(device: torch.device, *, deterministic: bool = True) -> None:
-    """Make a GPU this process's current device, with torch's deterministic algorithms where it has them.
+    """Make a GPU this process's current device. For a CPU, do nothing: on one thread its bits are the same each time.
 
-    deterministic: if False, cuDNN benchmarks its kernels and takes the fastest. For a CPU, do nothing: on one thread
-    torch gives the same bits each time.
+    deterministic: use torch's deterministic algorithms where it has them; if False, cuDNN benchmarks its kernels and
+    takes the fastest.
     """
     if device.type != "cuda":
         return
@@ -194,7 +194,7 @@ class EventMark:
 class EventWatch:
     """A thread that calls `notify` after each event of a GPU, in the order in which the events were added.
 
-    The thread ends with the watch. An exiting process waits up to END_SECONDS, since a thread inside torch would abort.
+    The thread ends with the watch. At exit the process waits up to END_SECONDS: a thread inside torch would abort it.
     """
 
     def __init__(self, name: str, notify: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ class Copy(Protocol):
     def ready(self) -> bool: ...
 
     def wait(self) -> Parts:
-        """Wait for the copies and return them. Until then, no code may write to the originals."""
+        """Wait for the copies and return them. The originals must not change before; a host tensor is its own copy."""
         ...
 
 
@@ -65,7 +65,7 @@ class HostCopies(Protocol):
         ...
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return uninitialized host memory for tensors that will be copied to the device. Safe in any thread."""
+        """Return an uninitialized tensor in host memory, for copies to or from the device. Safe in any thread."""
         ...
 
 
@@ -257,7 +257,7 @@ class CudaCopies:
 class CopiesOfDevices:
     """`HostCopies` for a worker with several devices: each tensor goes to the `HostCopies` of the tensor's device.
 
-    `bring` and `mark` serve the first device only. A device stage uses the `HostCopies` of its own device directly.
+    `bring`, `mark` and `buffer` serve the first device only. Device stages use their device's `HostCopies` directly.
     """
 
     def __init__(self, by_device: Mapping[torch.device, HostCopies]) -> None:

@@ -103,7 +103,7 @@ def has_room(device: torch.device, size: int) -> bool:
 
 
 def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> Memory:
-    """Return peak and limit, in bytes, of the GPU closest to its limit; without GPUs, of the host's memory.
+    """Return this process's peak and the limit, in bytes, of the GPU closest to its limit; without GPUs, of the host.
 
     Memory that torch caches on a GPU counts as used. The host's limit is that of its control group, but at most the
     machine's memory. Safe in any thread.

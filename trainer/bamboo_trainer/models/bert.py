@@ -1,4 +1,4 @@
-"""BERT as a masked language model, large and base: `bamboo_trainer.models.bert:build`.
+"""BERT as a masked language model: large (the default), base or tiny: `bamboo_trainer.models.bert:build`.
 
 The output matrix is tied to the token embedding. There are no pairs of sentences, and no next sentence prediction.
 """
@@ -78,7 +78,7 @@ class BertHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build a task that trains BERT. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains BERT. config: task.config. Raises StorageError, or ValueError naming the key."""
     c = read_settings(config, SIZES, "large")
     check_sizes(c)
     return language_model(

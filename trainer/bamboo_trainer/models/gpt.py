@@ -63,7 +63,7 @@ class GptEmbedding(nn.Module):
 
 
 class GptBlock(nn.Module):
-    """A pre-norm transformer block, causal attention and a GELU MLP. Inputs and outputs: [batch, time, d_model]."""
+    """A pre-norm transformer block: causal attention and a GELU MLP. Inputs and outputs: [batch, time, d_model]."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -124,8 +124,8 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def learning_rate(config: GptConfig, step: int) -> float:
-    """Return a step's learning rate: linear warm-up, then cosine decay to a tenth of the rate at `config.steps`;
-    constant after the warm-up if that is None. step: from 0.
+    """Return a step's learning rate: linear warm-up to `config.learning_rate`, then cosine decay, which reaches a tenth
+    of it at `config.steps`; constant after the warm-up if `config.steps` is None. step: from 0.
     """
     rate = config.learning_rate
     if step < config.warmup_steps:

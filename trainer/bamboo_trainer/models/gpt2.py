@@ -1,4 +1,4 @@
-"""GPT-2 in its four published sizes: `bamboo_trainer.models.gpt2:build`. The head is tied to the embedding."""
+"""GPT-2 in its four published sizes, or tiny: `bamboo_trainer.models.gpt2:build`. Head and embedding are tied."""
 
 import math
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Gpt2Embedding(nn.Module):
 
 
 class Gpt2Block(nn.Module):
-    """A pre-norm transformer block, causal attention and a GELU MLP. Inputs and outputs: [batch, time, width]."""
+    """A pre-norm transformer block: causal attention and a GELU MLP. Inputs and outputs: [batch, time, width]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Gpt2Head(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build a task that trains GPT-2. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains GPT-2. config: task.config. Raises StorageError, or ValueError naming the key."""
     c = read_settings(config, SIZES, "small")
     check_sizes(c)
     return language_model((Gpt2Embedding, Gpt2Block, Gpt2Head), c, training)

@@ -1,13 +1,13 @@
 """Causal and masked language models of Hugging Face transformers: `bamboo_trainer.models.huggingface:build`.
 
-The model's blocks become layers. A worker reads the values of the layers that it makes from the folder's safetensors,
-so no process holds the whole model; `bamboo export --format huggingface` writes trained weights in the same layout. A
-model of the Hub is fetched into its cache, by its commit; else only the error for a missing commit asks the Hub.
+The model's blocks become layers. A worker reads the values of its layers from the safetensors in the model's folder, so
+no process holds the whole model; `bamboo export --format huggingface` writes trained weights in the same layout. Models
+on the Hub are fetched into the Hub's cache, by commit. If no commit is given, an error names the Hub's current one.
 
 `BalancedExperts` is the load-balancing loss of a mixture of experts (MoE), as transformers computes it with
-`output_router_logits`. It is a product of two means over all tokens and all routers of the model: how often an expert
-is chosen, and how probable it is. (Fedus et al., Switch Transformers, 2021, equations 4 to 6; there for one router.) So
-layers pass on the sums of both, 2 numbers for each expert, and the product is taken after the last layer.
+`output_router_logits`: number of experts * sum over experts of (how often the expert is chosen * how probable it is),
+both as means over all tokens and all routers of the model (Fedus et al., Switch Transformers, 2021, equations 4 to 6;
+there for one router). So layers pass on the sums of both and the number of tokens; the last layer computes the loss.
 """
 
 import importlib
@@ -49,7 +49,7 @@ class BalancedExperts:
     """The auxiliary loss that balances the experts of a model of transformers (MoE); see `split.layers.Alongside`.
 
     The layers pass on `size` tensors: fp32 [2 * experts + 1], with how often each expert was chosen, its summed
-    probability, and the number of tokens; and the mask of the tokens that count, if the data have one.
+    probability, and the number of tokens, once for each router; and the mask of the tokens that count, if any.
     """
 
     def __init__(self, routers: Sequence[Any], experts: int, chosen: int, coefficient: float, *, masked: bool) -> None:
@@ -83,7 +83,7 @@ class BalancedExperts:
     def _sums(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         """Return what a router adds to the sums of `BalancedExperts`: fp32 [2 * experts + 1].
 
-        logits: [tokens, experts]. mask: [samples, length]; 0 for tokens that do not count.
+        logits: [tokens, experts]. mask: [samples, length]; 0 for tokens that do not count; None: all count.
         """
         probable = torch.softmax(logits.reshape(-1, self._experts), dim=-1)
         counts = torch.ones(len(probable), device=logits.device) if mask is None else mask.reshape(-1).float()
@@ -93,7 +93,7 @@ class BalancedExperts:
         return (of_token * counts.unsqueeze(1)).sum(0)
 
     def _recorder(self, name: str | None, module: nn.Module) -> Any:
-        """Return the router's `OutputRecorder` that fits a module; None if it is no router. name: the module's name in
+        """Return the `OutputRecorder` that fits a module; None if the module is no router. name: the module's name in
         its block; None: do not check the name.
         """
         fits = (r for r in self._routers if isinstance(module, r.target_class))
@@ -104,8 +104,8 @@ def balanced_experts(model: nn.Module, coefficient: float | None, *, masked: boo
     """Return the load-balancing loss of a model's experts (MoE); None without a coefficient.
 
     coefficient: factor of the loss; None: the model's, if its config has `output_router_logits: true`; 0: no loss.
-    masked: the data have a mask. Raises ValueError for a model without such a loss, or whose loss differs from
-    `BalancedExperts`.
+    masked: the data have a mask. Raises ValueError for a model without such a loss, for one whose loss differs from
+    `BalancedExperts`, and if `output_router_logits` is true and the model has no coefficient.
     """
     config: Any = model.config
     if coefficient is None and getattr(config, "output_router_logits", False):
@@ -129,7 +129,7 @@ def balanced_experts(model: nn.Module, coefficient: float | None, *, masked: boo
 
 
 def _agree(ours: BalancedExperts, theirs: Any, experts: int, chosen: int) -> bool:
-    """Return whether our loss and transformers' are equal for random logits of two routers."""
+    """Return whether our loss and transformers' agree, up to rounding, for random logits of two routers."""
     generator = torch.Generator().manual_seed(0)
     logits = tuple(torch.randn(6, experts, generator=generator) for _ in range(2))
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
@@ -154,10 +154,10 @@ _NO_TABLE: Final = {  # the limit's key in configs of models without such a tabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceSettings:
-    """The settings in task.config: either model (a folder) or architecture (a config.json's content, or a model_type
-    alone).
+    """The settings in task.config, with one of model and architecture.
 
-    revision: the commit, if the config's model is an id on the Hub.
+    model: a folder, which `read_settings` puts in place of an id on the Hub. revision: the commit, if the config has an
+    id. architecture: the content of a config.json, or a model_type alone.
     """
 
     model: str | None = None
@@ -187,20 +187,20 @@ class NamedModel:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
-        """Parse a task's config, and load the model's own config, perhaps from the Hub. Raises ValueError."""
+        """Parse a task's config, fetch a model on the Hub if needed, and load the model's config. Raises ValueError."""
         settings = read_settings(config)
         published = published_config(settings)
         return cls(settings=settings, config=published, objective=settings.objective or objective_of(published))
 
     def make(self) -> nn.Module:
-        """Create the whole model with random values in fp32; training.precision decides what is computed in bf16."""
+        """Create the whole model with random values in fp32; training.precision decides what is computed in 16 bits."""
         auto = getattr(transformers(), AUTO[self.objective][0])
         attention = self.settings.attention
         model: nn.Module = auto.from_config(self.config, dtype=torch.float32, attn_implementation=attention)
         return model
 
     def opened(self, data: Mapping[str, Any], where: str = "data") -> Sequences:
-        """Open the data that a config describes, for the objective. where: the config's key. Raises ValueError."""
+        """Open the data that a config describes. where: the config's key. Raises ValueError, StorageError."""
         objective, config, words, model = self.objective, self.config, vocabulary_of(self.config), self.settings.model
         token = mask_token(config) if objective == "masked" else 0
         packs = objective == "causal" and config.model_type in PACKS
@@ -213,7 +213,7 @@ class NamedModel:
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build the task that trains a model of transformers. config: see `HuggingFaceSettings`. Raises ValueError."""
+    """Build the task of a model of transformers. config: see `HuggingFaceSettings`. Raises ValueError, StorageError."""
     named = NamedModel.read(config)
     settings = named.settings
     auto, classes = AUTO[named.objective]
@@ -294,7 +294,7 @@ def published_config(settings: HuggingFaceSettings) -> Any:
 
 
 def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
-    """Raise ValueError for a key that transformers does not know and that resembles one that it knows.
+    """Raise ValueError for a key that transformers does not know and that resembles a known key that is not given.
 
     given: the keys of an architecture. usual: the default config of that model type. Transformers accepts any key, and
     a published config.json has keys that have no effect.
@@ -307,7 +307,7 @@ def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
 
 
 def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of an evaluation's data, with length and tokenizer by default those of the training's data."""
+    """Return an evaluation's data config; length and tokenizer, if the kind has them, default to those in `data`."""
     found = with_length(given, data.get("length"))
     tokenized = (texts.TEXT, texts.KIND)
     if "tokenizer" in data and data.get("kind") in tokenized and found.get("kind") in tokenized:
@@ -316,10 +316,10 @@ def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 
 
 def objective_of(config: Any) -> Objective:
-    """Return a model's default objective. If transformers has both for its type: "masked" if the config names a masked
-    architecture, else "causal" if it names any other one or has `is_decoder`, else "masked".
+    """Return a model's default objective: the one that transformers has for its type. If it has both: "masked" if the
+    config names a masked architecture, else "causal" if it names any other one or has `is_decoder`, else "masked".
 
-    Raises ValueError for other models, such as encoder-decoders. config: a transformers config.
+    Raises ValueError for a type with neither, and for encoder-decoders. config: a transformers config.
     """
     library = transformers()
     causal = type(config) in library.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -335,7 +335,7 @@ def objective_of(config: Any) -> Objective:
 
 
 def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) -> None:
-    """Raise TaskError for sequences longer than the model's table of positions. datasets: by the config's key."""
+    """Raise TaskError for sequences longer than `positions_of` returns. datasets: by the config's key."""
     most = positions_of(model, config)
     for key, dataset in datasets.items():
         if most is not None and dataset.length > most:
@@ -371,15 +371,15 @@ def vocabulary_of(config: Any) -> int:
 
 
 def mask_token(config: Any) -> int:
-    """Return the mask token's id: the config's, else 103 (BERT's), or the last one if smaller. Raises ValueError."""
+    """Return the mask token's id: the config's, else the smaller of 103 (BERT's) and the last id. Raises ValueError."""
     found, words = getattr(config, "mask_token_id", None), vocabulary_of(config)
     expect(found is None or 0 <= found < words, f"mask_token_id must be a token below vocab_size {words}, got {found}")
     return int(found) if found is not None else min(103, words - 1)
 
 
 def rate(settings: HuggingFaceSettings, steps: int | None) -> Callable[[int], float]:
-    """Return a learning rate schedule: linear warm-up, then linear decay to 0, as in transformers' Trainer; constant
-    after the warm-up if `steps` is None.
+    """Return a learning rate schedule: linear warm-up, then linear decay, which reaches 0 when `steps` steps are done;
+    constant after the warm-up if `steps` is None.
     """
     peak, warmup = settings.learning_rate, settings.warmup_steps
     if steps is None:
@@ -414,8 +414,8 @@ def _made(key: str, make: Callable[[], Any]) -> Any:
 
 
 def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
-    """Run a model of transformers, and return its logits. names: the names of the inputs. Without a mask, transformers
-    separates documents of a sequence where the positions begin again.
+    """Run a model of transformers, and return its logits. names: the names of the inputs. For positions without a mask,
+    transformers separates the documents of a sequence where the positions begin again.
     """
     named = dict(zip(names, inputs, strict=True))
     masked = "attention_mask" in named
@@ -430,11 +430,11 @@ def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
 
 @contextmanager
 def _masks_made(padded: bool) -> Iterator[None]:
-    """Patch transformers in this context so that whether it creates an attention mask does not depend on the mask's
-    values.
+    """Patch transformers in this context so that the values of the data's mask or positions do not decide whether it
+    creates an attention mask.
 
-    padded: the data have a mask. Then there is a mask for every microbatch, else none; the mask of recurrent layers,
-    [samples, length], always exists. The result is the same.
+    padded: the data have a mask. If so, attention uses it even if it is all ones; if not, attention ignores the mask of
+    ones from `_logits`. Recurrent layers use either mask, [samples, length]. The result is the same.
     """
     masking_utils: Any = importlib.import_module("transformers.masking_utils")
     functions, is_tracing = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, masking_utils.is_tracing

@@ -1,12 +1,12 @@
 """Published folders of weights, on this machine or on the Hugging Face Hub.
 
-`PublishedWeights` reads a folder with config.json and model.safetensors, or with several files and their index. Only
-the files' beginnings are read at first, and each tensor when it is needed.
+`PublishedWeights` reads a folder with model.safetensors, or with several files and their index. At first it reads only
+the header of the single file, or the index, and then each tensor when it is needed.
 
 `model_folder` returns the folder of a model by its id on the Hub. The model is pinned to a commit, since a branch may
 change before another worker joins. The workers of a node share the Hub's cache (HF_HOME), in which a commit is looked
-up without a network. A child process fetches missing files: it holds no lock, has the environment's HF_HUB_OFFLINE and
-HF_TOKEN, and ends with the worker.
+up without a network. A child process fetches missing files: it obeys the environment's HF_HUB_OFFLINE, uses HF_TOKEN,
+and ends with the worker.
 """
 
 import json
@@ -44,7 +44,7 @@ class PublishedWeights:
         """Read the folder's values of these tensors, by the model's names; tensors that it lacks are left out.
 
         wanted: by the model's names, tensors of the wanted shapes and dtypes; a tensor may have several names in the
-        model, and one in the folder. Raises ValueError for another shape or dtype; floats are converted.
+        model, and one in the folder. Floats are converted. Raises ValueError for another shape or dtype or a bad file.
         """
         values: dict[int, Tensor] = {}
         for name, form in wanted.items():
@@ -96,7 +96,7 @@ class PublishedWeights:
 
 
 def published_files(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor, by its published name. Raises ValueError for an unreadable file or index."""
+    """Return each tensor's file, by published name. Raises ValueError for a missing or bad file or index."""
     single, index = folder / SINGLE, folder / INDEX
     if single.exists():
         with opened(single) as file:
@@ -182,7 +182,7 @@ def _in_cache(model: str, commit: str, patterns: list[str]) -> str | None:
 
 
 def _of_child(subject: str, answer: Iterator[tuple[str, str]]) -> str:
-    """Run `answer` in a child process, and return the result. Raises ValueError. answer: yields (result, problem)."""
+    """Run `answer`, which yields (result, problem), in a child process; return the result. Raises ValueError."""
     answers, why = from_child(answer)
     found, problem = answers[0] if answers else ("", why)
     if problem:

@@ -77,7 +77,7 @@ class LlamaEmbedding(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """A pre-norm transformer block, causal attention and a gated MLP. Inputs and outputs: [batch, time, width]."""
+    """A pre-norm transformer block: causal attention and a gated MLP. Inputs and outputs: [batch, time, width]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build a task that trains Llama. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains Llama. config: task.config. Raises StorageError, or ValueError naming the key."""
     c = read_settings(config, SIZES, "3.2-1b")
     whole_numbers(c, "vocabulary", "positions", "width", "inner", "heads", "keyHeads", "blocks")
     if c["width"] % (2 * c["heads"]):

@@ -33,10 +33,10 @@ class Sequences:
     Inputs: int64 [samples, length], and a mask of the tokens that count if the source has one. Targets: the same shape;
     -100 does not count.
 
-    source: gives tokens, perhaps a mask, and for "causal" targets, each at the position of the token before it. shift:
-    the source's targets are at their own positions, like labels of transformers, and are shifted here. For "masked" the
-    tokens to predict are chosen here, by the sample's number. words: the vocabulary's size, and the mask token. where:
-    the config's key that describes the data, for messages.
+    source: gives tokens, perhaps a mask, and, if the objective is "causal", targets, each at the position of the token
+    before it; if it is "masked", the tokens to predict are chosen here, by the sample's number. shift: the source's
+    targets are at their own positions, like labels of transformers, and are shifted here. words: the vocabulary's size,
+    and the mask token. where: the config's key of the data, for messages. Raises ValueError for other sources.
 
     packed: instead of a mask the source has the number of each token's document, and the second input is the token's
     position in its document. names: the names of the inputs, as in transformers.
@@ -72,7 +72,7 @@ class Sequences:
         return len(self._source)
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        """Return inputs and targets of these samples. Raises ValueError for a token outside of the vocabulary."""
+        """Return these samples' inputs and targets. Raises ValueError for an input token outside of the vocabulary."""
         given, targets = self._source.batch(indices)
         ids = given[0].long()
         check_tokens(ids, self._vocabulary, self._where)
@@ -104,7 +104,7 @@ class Sequences:
 
 
 def positions_in(documents: Tensor) -> Tensor:
-    """Return the position of each token in its document. documents: [samples, length], each token's document."""
+    """Return the position of each token in its document. documents: [samples, length], document numbers."""
     places = torch.arange(documents.shape[1]).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -120,12 +120,12 @@ def open_sequences(
     packs: bool = False,
     kinds: Mapping[str, Opener] = MappingProxyType({}),
 ) -> Sequences:
-    """Open the sequences that a config describes. Raises ValueError.
+    """Open the sequences that a config describes. Raises ValueError, StorageError.
 
-    config: the default kind, "random", with "length", "samples" and "padding", makes up sequences; for other kinds see
-    `bamboo_trainer.data.dataset_from` and `kinds`. Its "shift": see `Sequences`. words: see `Sequences`. where: the
-    config's key; made-up data for an evaluation are other samples of the same kind. packs: the model can keep documents
-    of one sequence apart.
+    config: the default kind, "random", with "length", "samples" and "padding", makes up sequences; for the others see
+    `bamboo_trainer.data.dataset_from`. Its "shift", and words: see `Sequences`. where: the config's key; made-up data
+    for an evaluation are other samples of the same kind. packs: the model can keep documents of one sequence apart.
+    kinds: the functions that open additional kinds.
     """
     given = dict(config)
     shift = typed(f"{where}.shift", given.pop("shift", False), bool)
@@ -139,7 +139,7 @@ def open_sequences(
 
 def _packed(config: Mapping[str, Any], where: str) -> str:
     """Return the config's setting that keeps documents in a sequence apart, for messages; "" if there is none. Raises
-    ValueError if only some of a mixture's sources have it. config: describes data that could be opened.
+    ValueError if only some of a mixture's sources have it. config: of a dataset that opened without error.
     """
     if config.get("kind") == MIXTURE:
         found = [_packed(source, f"{where}.sources[{number}]") for number, source in enumerate(config["sources"])]
@@ -199,7 +199,7 @@ def whole_numbers(values: Mapping[str, Any], *keys: str) -> None:
 
 
 def check_tokens(tokens: Tensor, words: int, where: str = "") -> None:
-    """Raise ValueError for a token outside of a vocabulary of `words` tokens. where: the config's key, for the text."""
+    """Raise ValueError for a token outside of a vocabulary of `words` tokens. where: the config's key, for messages."""
     for token in (int(tokens.min()), int(tokens.max())) if tokens.numel() else ():
         if not 0 <= token < words:
             place = f"{where}: " if where else ""
@@ -256,7 +256,7 @@ def language_model(
 
     parts: the classes of its embedding, its block, repeated c["blocks"] times, and its head; each takes c. c: its
     settings from `read_settings`. tied: the head's weight is the embedding's. rotary: sequences may be longer than
-    c["positions"]. Raises ValueError for invalid data.
+    c["positions"]. Raises ValueError for invalid data or a learningRate of 0; StorageError.
     """
     embedding, block, head = parts
     layers = (partial(embedding, c), *[partial(block, c)] * c["blocks"], partial(head, c))
@@ -291,7 +291,7 @@ def language_model(
 
 
 def _rate(c: Mapping[str, Any], training: TrainingFacts | None, dataset: Sequences) -> Callable[[int], float]:
-    """Return a learning rate schedule: linear warm-up, then cosine decay to a tenth of the rate at the job's last step;
+    """Return a learning rate schedule: linear warm-up, then cosine decay to a tenth of the peak at the end of the job;
     constant after the warm-up if `training` is None. c: from `read_settings`. Raises ValueError for a rate of 0.
     """
     peak, warmup = c["learningRate"], c["warmupSteps"]

@@ -72,7 +72,7 @@ def open_text(
 def open_tokens(model: str, *, path: str, length: int, documents: str = Documents.JOINED) -> Dataset:
     """Open files of tokens: the kind "tokens" of `dataset_from`. model: the folder whose weights training begins with.
 
-    Raises ValueError for files of bytes if the model's tokenizer makes other tokens.
+    Raises ValueError, also for files of bytes if the model's tokenizer makes other tokens; StorageError.
     """
     found = data_config.open_tokens(path=path, length=length, documents=documents)
     if found.vocabulary != ByteEncoder.vocabulary or not has_tokenizer(model):
@@ -130,7 +130,7 @@ def open_chats(
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, which turns conversations into tokens. folder: the tokenizer's folder."""
+    """The chat template of a folder's tokenizer, which turns conversations into tokens. Raises ValueError."""
 
     def __init__(self, folder: str) -> None:
         self._tokenizer = open_tokenizer(folder)
@@ -159,8 +159,8 @@ class ChatTemplate:
         return Chat(found["input_ids"], [bool(mark) for mark in found["assistant_masks"]])
 
     def _compared(self, messages: Sequence[Any], place: str) -> Chat:
-        """Tokenize a conversation, for a template that does not mark answers. An answer is the tokens that its message
-        adds to the generation prompt before it. Raises _Unstable.
+        """Tokenize a conversation, for a template that does not mark answers. An answer's tokens are what its message
+        adds after the generation prompt. Raises _Unstable.
         """
         ids = self._tokens(messages)
         answers = [False] * len(ids)

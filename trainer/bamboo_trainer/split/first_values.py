@@ -106,7 +106,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _value(self, leaf: Any, known: dict[int, Tensor]) -> Any:
         """Return the real tensor for an operation's argument, or the argument itself if it is no tensor. A tensor that
-        no recorded operation created is copied: it may be written to. known: real tensors by fake one's id; extended.
+        no recorded operation created is copied: it may be written to. known: real tensors by fake tensor's id; updated.
         """
         if not isinstance(leaf, Tensor):
             return leaf
@@ -139,7 +139,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def without_values(mode: FakeTensorMode) -> Iterator[FirstValues]:
     """Record the constructor that runs in this context, on fake tensors. Its random draws are the same in every
-    process; afterwards the random generators have their earlier states.
+    process; afterwards the random generators of the CPU have their earlier states.
     """
     values = FirstValues(mode)
     numpy = sys.modules.get("numpy.random")

@@ -51,8 +51,8 @@ class Alongside(Protocol):
     def watched(self, block: nn.Module) -> list[nn.Module]: ...
 
     def after(self, seen: list[tuple[nn.Module, object]], parts: Parts) -> Parts:
-        """Return the updated tensors after a block. seen: the block's watched modules with their outputs, in the
-        order of calls. parts: the tensors before the block.
+        """Return the updated tensors after a layer. seen: the watched modules of the layer's block with their outputs,
+        in the order of calls; empty without a block. parts: the tensors before the layer.
         """
 
     def end(self, parts: Parts) -> None: ...
@@ -118,7 +118,7 @@ class SplitLayer(nn.Module):
     """A layer that runs one position of a model's forward. It gets and returns the tensors that the recording lists for
     the position's boundaries; the first position gets the model's inputs, the last one returns the model's result.
 
-    If a later position needs the inputs' shapes, empty tensors of shape [0, *shape] follow, then those of `alongside`.
+    Empty tensors [0, *shape] follow if a later position needs the inputs' shapes; the tensors of `alongside` are last.
     """
 
     module: nn.Module
@@ -333,7 +333,7 @@ class ModelRun(TorchFunctionMode):
             self._imagine(tensor, key)
 
     def _block(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replace a block's forward: skip blocks before the position, then begin it; end the run at the next block."""
+        """Run in place of a block's forward: skip blocks before the position, begin it, or raise _Enough at its end."""
         i, self._next = self._next, self._next + 1
         call = self._recording.calls[i]
         given, form = take_apart((args, kwargs), f"{call.name} gets something that")
@@ -359,7 +359,7 @@ class ModelRun(TorchFunctionMode):
         return put_together(call.out, outs)
 
     def _begins(self, call: BlockCall, forward: Any) -> Any:
-        """Run the forward on real tensors from this block on, where the position begins; return the block's result."""
+        """Begin the position at this block: switch the run to real tensors, and return the block's result."""
         self._stack.close()
         self._real = True
         if self._position <= self._blocks:  # the block belongs to the position

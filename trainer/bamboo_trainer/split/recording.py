@@ -173,7 +173,7 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
 """A tensor of the forward: ("input", 0, n), ("call", i, n) and ("out", i, n), the n-th that block i gets and returns,
-or ("made", position, n), the result of the n-th function called there."""
+or ("made", position, RESULTS * f + n), the n-th result of the f-th function called there."""
 
 Shape = tuple[int, ...]
 _LOST: Final[Key] = ("lost", 0, 0)
@@ -281,7 +281,7 @@ def record(
 
 
 class _Recorder(TorchFunctionMode):
-    """Recorder of every torch function that the model calls, and of the calls of its blocks, during one forward."""
+    """Recorder of the torch functions that a model calls outside of its blocks, and of its blocks' calls."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ _OWN: Final = frozenset(vars(nn.Module()))  # of every module
 
 
 class AsBuilt:
-    """The plain attributes (numbers, texts, None) of modules, as of this object's construction."""
+    """The plain attributes (numbers, texts, None) that modules had when this object was made."""
 
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
         self._first = {

@@ -1,7 +1,7 @@
 """Checksums of tensors and of a stage's whole state, and detection of forwards that change constants.
 
-`Constants` detects a forward that changes buffers or frozen parameters, or adds parameters. Repeated on another worker,
-it would read other values, or use parameters that are not trained.
+`Constants` detects a forward that changes buffers or frozen parameters, or adds parameters. If another worker repeats
+such a forward, it reads other values, or uses parameters that are not trained.
 """
 
 import ctypes
@@ -76,7 +76,7 @@ def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
 
 
 def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Collection[str] = ()) -> str:
-    """Return the sum of the SHA-256 of the state's tensors and numbers. without: those to leave out, as "0.weight"."""
+    """Return the sum of the SHA-256 of the state's tensors and numbers. without: names to leave out ("0.weight")."""
     digests = []
     for name, tensor in _named(parameters, optimizer):
         if _slot(name) not in without:
@@ -163,8 +163,8 @@ class Constants:
         """Raise TaskError if a buffer or frozen parameter is new, gone or changed, or a trained parameter new or
         replaced.
 
-        For running buffers and frozen parameters any write is a change. Other buffers' bits are compared where torch
-        counted a write or, with `bits`, always, since torch does not count writes through numpy or `.data`.
+        For running buffers and frozen parameters any write is a change. Another buffer's bits are compared if it was
+        replaced or torch counted a write; with `bits` always, as torch counts no writes through numpy or `.data`.
         """
         seen = set()
         for place, tensor, kind in self._all():

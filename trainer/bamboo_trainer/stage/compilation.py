@@ -157,9 +157,9 @@ class CompiledLayers:
     def compile_ahead(
         self, forms: Mapping[int, tuple[InputForm, ...]], device: torch.device, call: Callable[..., Any]
     ) -> None:
-        """Compile layers before they are needed, by running them on zeros of these forms. call: runs (number, inputs).
+        """Compile layers and backwards ahead, by running them on zeros of these forms. call: runs (number, inputs).
 
-        Compile backwards, too, and layers that raise for zeros later. Raises TaskError if a layer cannot be compiled.
+        A layer that raises for zeros is compiled in its first forward. Raises TaskError if one cannot be compiled.
         """
         begun = time.perf_counter()
         for index in self._compiled.keys() & forms.keys():

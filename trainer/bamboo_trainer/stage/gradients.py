@@ -98,7 +98,7 @@ def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightG
 
     Return None, with nothing run, if the backward cannot be split: there is nothing to split; a custom autograd
     function, which may do anything, is on the way to the inputs; or a parameter is reached from outside that way, from
-    an operation that computes all gradients at once, or from several that lead to each other or to other parameters.
+    an operation that computes all gradients at once, or from several that lead to each other or different parameters.
     """
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     frontier = _frontier([end.node for end, _ in ends], inputs) if inputs else None
@@ -196,7 +196,7 @@ PIECE: Final = 1 << 24  # elements to bring from host memory at once
 
 class GradientSum:
     """The sum of gradients over microbatches: backwards add to `target`; a group's sum is added to the one before it as
-    soon as both are halves of a node of the tree (`SumNode`). So at most log2(groups) tensors exist besides the target.
+    soon as both are halves of a node of the tree (`SumNode`). So at most about 2 log2(groups) tensors exist.
     A group of one microbatch that is a node's right half needs no target: its gradient is added to the left half
     (`half`). On a GPU without room the finished sums wait in host memory, where they are not modified.
 
@@ -243,8 +243,8 @@ class GradientSum:
     @property
     def half(self) -> Tensor | None:
         """The left half of a node whose right half is the next microbatch alone: add its whole gradient there, once,
-        instead of to `target`. None if there is no such node, if `target` was used, or if a separate gradient has no
-        room.
+        instead of to `target`. None if there is no such node, if `target` was used, if the left half is in host memory,
+        or if a separate gradient has no room.
         """
         if self._current is not None or not self._done or self._bounds[self._group + 1] - self._bounds[self._group] > 1:
             return None
@@ -266,7 +266,7 @@ class GradientSum:
         return node, total if stays else total.cpu()
 
     def apart(self, total: Tensor) -> Tensor:
-        """Return a finished sum that later additions do not change: itself if it is in host memory, else a copy."""
+        """Return a finished sum that later additions do not change: itself if moved to host memory, else a copy."""
         if total.device != self._device:
             return total
         return total.clone() if has_room(self._device, total.nbytes) else total.cpu()

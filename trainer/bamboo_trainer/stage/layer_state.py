@@ -31,7 +31,7 @@ class LayerState:
     """One layer's state at one version. tensors: in host memory. scalars: the optimizer's plain numbers.
 
     names: for each name in the layer's state_dict, the name of its tensor; a tied one may be another layer's. Empty if
-    not needed. common: the state that belongs to no layer; it goes with each layer, or is in a checkpoint's manifest.
+    not needed. common: the state that belongs to no layer; each layer's frame and a checkpoint's manifest have it.
     """
 
     layer: int
@@ -57,7 +57,9 @@ class LayerState:
         )
 
     def payload(self, *, checkpoint: CheckpointId | None = None, filling: ReplicaStart | None = None) -> LayerPayload:
-        """Return the payload of the frame that has this state's tensors. checkpoint, filling: the frame's purpose."""
+        """Return the payload for a frame with this state's tensors. checkpoint: set if a worker requested its layers.
+        filling: set for a new replica.
+        """
         return LayerPayload(
             tensors=tuple(self.tensors),
             scalars=dict(self.scalars),
@@ -85,10 +87,8 @@ def take(
     late: tuple[str, ...] = (),
 ) -> dict[int, LayerState]:
     """Return copies, in host memory, of the state of the wanted layers. Of another stage's layer, copy only the tied
-    parameters that this stage has, too.
-
-    shown: include the names and values of the layers' state dicts. late: prefixes of names of tensors that are returned
-    without a copy, to be copied later.
+    parameters that this stage has, too, with their optimizer state. shown: include `LayerState.names`, and state_dict
+    entries outside the state (VALUE). late: name prefixes of tensors to return as they are, to be copied later.
     """
     held = {id(tensor): name for name, tensor in parameters.objects()}
     own = {(layer_of(name), id(tensor)): name for name, tensor in parameters.objects()}  # several if shared
@@ -120,7 +120,7 @@ def take(
 
 
 def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
-    """Describe a tensor of the state for messages. name: such as "parameter:0.weight"; a tied one's first name."""
+    """Describe a tensor of the state for messages. name: such as "parameter:0.weight"; of a tied group, the first."""
     kind, _, place = name.partition(":")
     index, _, path = place.partition(".")
     layer = layers.get(int(index))
@@ -180,7 +180,7 @@ def restore(
 def _check_names(
     given: Mapping[str, Tensor], scalars: Mapping[str, Scalar], known: Collection[str], optimizer: OptimizerState
 ) -> None:
-    """Raise ValueError unless the names are exactly this stage's, except for optional ones of the optimizer."""
+    """Raise ValueError unless the names are this stage's, each once; the optimizer's optional ones may be absent."""
     if both := sorted(scalars.keys() & given.keys()):
         raise ValueError(f"the state holds {both[0]} twice")
     names = {name for name in given.keys() | scalars.keys() if not optimizer.may_have(name)}

@@ -4,13 +4,13 @@
 steps. They belong to the state like the optimizer's tensors. They are saved with each parameter, so that a stage of
 another split can restore them; a group whose parameters then have different numbers is refused, because the optimizer
 depends on the split. The task sets the learning rate and other scheduled values at every step. Whether torch's fused
-kernel does the steps, where the task leaves that open, is such a number, too: a state without it comes from a version
-that left the choice to torch, and continues with that kernel's bits.
+kernel does the steps, where the task leaves that open, is such a number, too: a state without it comes from a release
+of Bamboo that left the choice to torch, and continues with the bits of the kernel that torch chooses.
 
 `OptimizerTrial` checks that a rebuilt optimizer, over fewer parameters, comes to the same bits as the real one. Each
 stage has an optimizer over its own parameters. A worker that takes a stage over, or starts from a checkpoint, builds
 one and restores its state. So an optimizer must treat every parameter by itself, and keep everything in its state. One
-that takes a norm over its parameters, or counts its steps in an attribute, comes to other bits here. Each trial uses a
+that takes a norm over all parameters, or counts its steps in an attribute, comes to other bits here. Each trial uses a
 part of one layer, so it takes little time and memory.
 """
 
@@ -37,7 +37,7 @@ _OTHERS: Final = frozenset({"params", "param_names", "lr"})
 
 class GroupNumbers:
     """The changing numbers of an optimizer's parameter groups. optimizer: before its first step; later differences are
-    part of the state. scheduled: keys that are set at every step.
+    part of the state. scheduled: keys that the task sets at every step, so not part of the state.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class GroupNumbers:
         return [numbers or {} for numbers in wanted]
 
     def set(self, wanted: Sequence[Mapping[str, Scalar]]) -> None:
-        """Set each group's numbers. Reset other keys, and the kernel if the task names it, to their initial values."""
+        """Set each group's numbers; reset other keys that have no schedule. Drop "fused" if the task names a kernel."""
         for group, first, numbers in zip(self._groups, self._first, wanted, strict=True):
             for key in group.keys() - self._others - first.keys():
                 del group[key]
@@ -98,7 +98,7 @@ class GroupNumbers:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two values, tensors or plain ones, are equal; NaN equals NaN."""
+    """Return whether two tensors have the same bits, or two plain values the same type and `repr`."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return same_bits(one, other)
     return type(one) is type(other) and repr(one) == repr(other)
@@ -111,7 +111,7 @@ logger = logging.getLogger(__name__)
 
 
 def tried(slots: Sequence[Slot], version: int) -> list[Slot]:
-    """Return slots of a single layer, chosen by the version: as many of its parameters as fit MOST elements."""
+    """Return slots of one layer, selected by `version`, with at most MOST elements in all; perhaps none."""
     layers = list(dict.fromkeys(_layer(slot) for slot in slots))
     chosen, size = list[Slot](), 0
     for slot in slots:
@@ -126,7 +126,7 @@ def _layer(slot: Slot) -> str:
 
 
 class OptimizerTrial:
-    """A trial step of a rebuilt optimizer: create it before the real optimizer's step, and call `compare` after it."""
+    """A trial step of a rebuilt optimizer. Create the trial before the real optimizer's step; call `compare` after."""
 
     def __init__(self, slots: Sequence[Slot], real: ScheduledOptimizer, groups: GroupNumbers) -> None:
         """Build the second optimizer, on copies of parameters, gradients and state. Raises TaskError, ValueError."""
@@ -196,8 +196,8 @@ _STEP: Final = "step"  # key of the step count in torch's optimizers
 
 class OptimizerState:
     """The optimizer's part of a stage's state. Names are "state:0.weight:exp_avg". frozen: the parameters that the
-    task's decisions keep unchanged. unscale: the inverse of the loss scale, a power of two: it changes no bits, except
-    of numbers too small for fp32.
+    task's decisions keep unchanged. unscale: the inverse of the loss scale, a power of two: multiplying by it is exact,
+    except for numbers too small for fp32.
 
     fixed: names and shapes are known from the start, and equal at every version; otherwise the state first appears with
     the first step.
@@ -272,7 +272,7 @@ class OptimizerState:
             return None
 
     def may_have(self, name: str) -> bool:
-        """Return whether a name may be absent: its value appears with a step, or with a group's changed number."""
+        """Return whether this name of the optimizer's state may be absent: a group's number or, unless `fixed`, any."""
         slot, key = parted(name)
         return slot in self._by_name and (not self.fixed or key.startswith(MARK))
 
@@ -281,7 +281,7 @@ class OptimizerState:
         return tuple(map(state_of, self._by_name))
 
     def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
-        """Raise ValueError if the numbers for one parameter group differ, so that they cannot be set."""
+        """Raise ValueError if the numbers of one parameter group differ between its parameters."""
         self._groups.checked(self._group_numbers(scalars))
 
     def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
@@ -298,7 +298,7 @@ class OptimizerState:
                 self._state[slot.parameter] = state
 
     def _place_counts(self) -> None:
-        """Put step counts on the parameter's device for a fused or capturable optimizer, on the host for others."""
+        """Put scalar state tensors on the parameter's device in fused or capturable groups, else on the host."""
         for group in [] if self._optimizer is None else self._optimizer.param_groups:
             on_device = group.get("fused") or group.get("capturable")
             for parameter in group["params"]:
@@ -324,7 +324,7 @@ class OptimizerState:
                     state[key] = moved(value)
 
     def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
-        """Set the state's plain numbers; ignore names of parameters that this optimizer does not have."""
+        """Set numbers as `scalars` returns them; ignore those of parameters that this optimizer does not have."""
         for slot, key, value in self._own(scalars):
             if not key.startswith(MARK):
                 self._state.setdefault(self._by_name[slot].parameter, {})[key] = value

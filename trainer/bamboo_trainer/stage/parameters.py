@@ -1,14 +1,14 @@
 """A stage's parameters as views of one flat buffer, so that its gradient is sent and reduced as one tensor.
 
 After each parameter's gradient comes its mark: more than zero if a backward of the step has reached the parameter. An
-optimizer skips the others, as plain PyTorch does with those whose `grad` is None. The mark is an element of the
+optimizer skips all other parameters, as in plain PyTorch it skips one whose `grad` is None. The mark is part of the
 gradient, so it is summed, sent, logged and repeated with it. So are the sums of norms' running statistics, which follow
 a layer's parameters.
 
-A first stage's gradient is divided into buckets of consecutive layers (`Bucket`), which its last backward finishes one
-after the other. The last microbatch's forward is cut where buckets begin, as it is cut between stages: a layer's inputs
-there are leaves, so the backward of the layers behind it ends there, and the leaves' gradients begin the next part. As
-with stages, that changes no bit.
+The first stage's gradient, if large, is divided into buckets of consecutive layers (`Bucket`). The last microbatch's
+backward finishes them one after the other; its forward is cut where buckets begin, as it is cut between stages. The
+inputs of a bucket's first layer are leaves, so the backward of the bucket ends there, and the leaves' gradients begin
+the next part. As with stages, that changes no bit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -228,8 +228,8 @@ def tied_segments(
 class FlatParameters:
     """The layers' tensors: trained parameters in `flat` ([size]), and `constants` (buffers, frozen parameters).
 
-    dtype: parameters are rounded to it, except norms' parameters, which stay in fp32, outside of `flat`. Backwards add
-    all gradients up in fp32.
+    dtype: parameters are rounded to it, except norms' parameters: these stay in fp32, outside of `flat` if it is not in
+    fp32. Backwards add all gradients up in fp32.
 
     A tied parameter has one place in `flat`. Each layer that uses it has a parameter of its own, with the same memory,
     and a place of its own in the gradient: the slot for the first layer, places after all slots for others. So a

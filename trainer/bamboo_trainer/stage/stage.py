@@ -1,4 +1,4 @@
-"""The computations of one stage: forwards, backwards and weight gradients of its microbatches.
+"""The computations of one stage: forwards, backwards and weight gradients of its microbatches, and evaluations.
 
 A `Stage` knows no peers, no schedule, no clock. Every result is a pure function of (task, seed, version, step,
 microbatch): an owner, its shadow and a later replay get the same bits.
@@ -32,8 +32,8 @@ from bamboo_trainer.training import TrainingConfig
 class Stage:
     """The computations on a stage's `values`, which no forward and no backward changes.
 
-    The boundary contract: outputs are all tensors of the last layer's result; they require a gradient if anything
-    before them is trained. Gradients are those of the floating-point tensors only, in order. A tensor that needs none,
+    The boundary contract: outputs are all tensors of the last layer's result; one that autograd derives from a trained
+    parameter requires a gradient. Gradients are of the floating-point tensors only, in order. A tensor that needs none,
     or that the loss does not depend on, has None: with zeros, the parameters before it would count as used. Saved
     contexts keep the inputs without a copy: reuse a pooled buffer only after the microbatch's backward.
 
@@ -130,7 +130,7 @@ class Stage:
         return tuple([(p.clone() if holds(p) else p).requires_grad_(need) for need, p in pairs])
 
     def draws(self) -> dict[int, Draws]:
-        """Return an empty record, for each layer, of the random numbers that its forward draws without a seed."""
+        """Return, for each layer, an empty record of the generators that its forwards use without seeding them."""
         return {layer: Draws(self._reader.quiet) for layer in self.values.layers}
 
     @property
@@ -163,7 +163,7 @@ class Stage:
         return entry
 
     def expect(self, coming: Iterable[tuple[int, int]]) -> None:
-        """If the stage needs data, read those of coming forwards in the background. coming: (step, microbatch)."""
+        """Prefetch the batches of coming forwards, if this stage reads data. coming: (step, microbatch), in order."""
         if self.values.index == 0 or self.values.last:
             self._reader.expect(self.values.index, coming)
 
@@ -182,11 +182,11 @@ class Stage:
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Gradients | None, *, postpone: bool = False
     ) -> Gradients:
-        """Run a backward: add to the sum of gradients, and return those of the floating-point inputs, () on stage 0.
+        """Run a backward, which uses up the saved context: add the parameters' gradients to their sum; return those of
+        the floating-point inputs, () on stage 0.
 
-        gradients: of the floating-point outputs; None on the last stage, which starts from loss / microbatches, or from
-        a summed loss, whose weight `work` has on every stage. Uses up the saved context. postpone: leave the weight
-        gradients to `weight_gradients`, where they can be separated.
+        gradients: of the floating-point outputs; None on the last stage, which starts from a mean loss / microbatches,
+        or a summed loss. postpone: leave the weight gradients to `weight_gradients`, where they can be separated.
         """
         assert (gradients is None) == self.values.last
         return self._backwards.run(work, step, microbatch, gradients, postpone=postpone)

@@ -18,7 +18,7 @@ class StageBuilder(Protocol):
     """A builder of stages in the state before the first step."""
 
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
-        """Build one stage. stages: each one's layers, half-open. begins: no restored state will replace its values."""
+        """Build a stage. stages: all stages' layers, half-open. begins: no restored state will replace its values."""
 
 
 def first_states(plan: Plan, worker: WorkerId) -> list[int]:
@@ -65,8 +65,8 @@ class StageStates:
     """
 
     def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
-        """Create the states. on_host: replicas' optimizer states wait in host memory. begun: stages in their first
-        state, by number.
+        """Hold no states until `take_roles`. on_host: replicas' optimizer states wait in host memory. begun: by number,
+        the stages in the states with which this worker begins.
         """
         self._builder, self._on_host, self._begun = builder, on_host, dict(begun)
         self._helps = False
@@ -94,8 +94,8 @@ class StageStates:
     def _give(self, state: StageState, owned: bool) -> None:
         """Record whether this worker runs a stage, and set where its optimizer's state waits between steps.
 
-        If this worker also runs a lost worker's cells, the optimizer's state waits in host memory when the device lacks
-        room for their gradients and microbatches in flight.
+        A replica's waits as `on_host` says, an owned stage's on the device. While this worker has more cells than
+        devices, or a portion, an owned stage's stays where it is, or moves to the host if the device lacks room.
         """
         state.owned = owned
         if state.stage is None:
@@ -140,11 +140,11 @@ class StageStates:
         return self.by_stage[index].version
 
     def oldest(self, otherwise: int) -> int:
-        """Return the oldest version among the states of this worker; `otherwise` if it has none."""
+        """Return the oldest version among this worker's states, -1 if one is on its way; `otherwise` if it has none."""
         return min((state.version for state in self.by_stage.values()), default=otherwise)
 
     def tied_to(self, cell: Cell) -> tuple[int, ...]:
-        """Return the other stages that share parameters with that cell's stage, in order."""
+        """Return the other stages that share trained parameters with that cell's stage, in order."""
         segments = self.running(cell).values.tied
         return tuple(sorted({s for segment in segments for s in segment.stages} - {cell.stage})) if segments else ()
 
@@ -169,16 +169,16 @@ class StageStates:
         return sorted(self.by_stage[index].final)
 
     def secured(self, index: int) -> int:
-        """Return the version that a state can reach alone: the next with its step's final gradient, else its own."""
+        """Return the version that a state can reach alone: the next one if `final` has its step, else its own."""
         state = self.by_stage[index]
         return state.version + (state.version in state.final)
 
     def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
         """Return a stage whose committed step can be applied, or None. owned: consider only stages that run here.
 
-        ran: stages that ran their step here, so the log has the frames that they sent. All other stages of a version go
-        on together, once each has its gradient: stages lost together can only be repeated together, by a worker that
-        has them all at the same version.
+        ran: stages that ran their step here, so the log has the frames that they sent. Any other stage waits until each
+        `staying` one at its version has its final gradient: stages lost together can only be repeated together, by a
+        worker that has them all at the same version.
         """
         for index, state in self.by_stage.items():
             ready = state.version in committed and state.version in state.final and (state.owned or not owned)

@@ -4,8 +4,8 @@
 of the step's final gradients, so an owner and its replicas come to the same bits.
 
 `FiniteState` checks that an optimizer's step leaves finite numbers: parameters after each step, the rest of the state
-when it is saved or sent, which reads all of it anyway. The next step's loss would show it too late, for another step;
-after the last step nothing would show it.
+when it is saved or sent, which reads all of it anyway. Without the check, the next step's loss would show the fault,
+as if that step had caused it; after the last step nothing would.
 """
 
 import math
@@ -43,8 +43,8 @@ _WIDER: Final = frozenset({torch.float16, torch.bfloat16})  # types whose norm i
 class FiniteState:
     """The check that a stage's state is finite. On an asynchronous device only `confirm` waits for a step's result.
 
-    A parameter whose initial values include infinity, such as a mask, may have it; nothing may be NaN. The optimizer's
-    state may be infinite, such as a bound that nothing has reached yet.
+    Neither trained parameters nor the optimizer's state may have NaN. A parameter may be infinite if it was so when
+    built, like a mask; the optimizer's state always may, such as a bound not reached yet. Buffers are not checked.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class StageValues:
 
     size: elements of a final gradient, which `apply` takes. gradient_size: elements of a gradient in which each layer's
     use of a tied parameter is still separate. buckets: ranges of its elements, finished one after the other.
-    tied: the tied groups whose layers' gradients this stage sums, by group.
+    tied: the tied groups whose layers' gradients this stage sums, in order.
     """
 
     def __init__(
@@ -326,8 +326,8 @@ class StageValues:
     # copying and restoring
 
     def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
-        """Return copies of the state of these layers, by number; of the stage's own if None. A layer of another stage
-        has only the tied parameters that this stage has too.
+        """Return copies of the state of these layers, by number; of the stage's own if None. Of another stage's
+        layer, copy only tied parameters that this stage has, too, and their optimizer state. Raises TaskError.
 
         shown: include the names of all entries of the layers' state_dict, and the values of those that are not part of
         the training state, so that a reader can rebuild the state_dict.
@@ -350,7 +350,7 @@ class StageValues:
         return layer_state.needed(self.layers, self.parameters)
 
     def restore(self, states: Mapping[int, LayerState]) -> None:
-        """Restore the values from layers' states of any split. Raises ValueError, changing nothing, if one misfits."""
+        """Restore the values from layers' states of any split. Raises ValueError, with no change, if any misfit."""
         self.version = layer_state.restore(self.layers, self.parameters, self.optimizer, states)
         self._begin_with(states[self.first].common)
         self._finite.forget()
@@ -364,7 +364,7 @@ class StageValues:
     def digest(self) -> str:
         """Return a digest of the parameters, buffers and optimizer state, without tied parameters that another stage
         includes. The model's digest is the sum of all stages' digests, independent of the split (`add_digests`). A
-        frozen tied parameter counts in the stage of the first layer that uses it.
+        frozen tied parameter counts in the stage that has the layer of its group's first name.
         """
         trained = {slot.name for slot in self.parameters.slots if slot.group in self._elsewhere}
         frozen = {

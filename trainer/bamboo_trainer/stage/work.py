@@ -1,4 +1,4 @@
-"""The work on a cell's step so far: gradients, contexts for backwards and results, and how workers send them."""
+"""The work on a cell's step so far: contexts for backwards, and the gradients and results that workers send."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class Unread(NamedTuple):
 
 
 def edge_of(output: Tensor) -> GradientEdge | None:
-    """Return the graph edge at which an output's backward begins, without its values; None if it has no graph."""
+    """Return the graph edge where an output's backward begins; the edge keeps no values. None if there is no graph."""
     return get_gradient_edge(output) if output.requires_grad else None
 
 
@@ -114,7 +114,7 @@ class Work:
     ) -> tuple[Parts, Ends]:
         """Remove a forward's context; return its inputs, and the tensors or edges where its backward begins (`Ends`).
 
-        gradients: see `Stage.backward`. microbatches: number in the step; it divides a mean loss. Raises ValueError.
+        gradients: see `Stage.backward`; ValueError if too many or few. microbatches: of the step; divides a mean loss.
         """
         leaves, outputs = self.contexts.pop(microbatch)
         added = self.added.pop(microbatch, [])

@@ -49,7 +49,7 @@ class EvaluationSchedule:
 
 def evaluation_schedule(task: Task, training: TrainingSpec) -> EvaluationSchedule | None:
     """Return the schedule of evaluations; None if the job requests none. Raises TaskError if the task has no
-    evaluation, its metrics are invalid, or `training.evaluation.metric` is unknown.
+    evaluation, its data or metrics are invalid, or `training.evaluation.metric` is unknown.
     """
     wanted = training.evaluation
     if wanted is None:
@@ -101,7 +101,7 @@ class _Batch:
 
 
 def try_measurements(task: Task, spec: JobSpec) -> None:
-    """Try each metric of a step and of the job's evaluations. Raises TaskError if a metric fails."""
+    """Try the metrics of a step, and the loss and metrics of the job's evaluations. Raises TaskError on failure."""
     batches, config, last = list(_batches(task, spec)), TrainingConfig.of(spec.training), len(task.layers) - 1
 
     def tried(walk: Walk, index: int, inputs: list[Parts]) -> tuple[None, list[Parts]]:
@@ -120,7 +120,7 @@ def try_measurements(task: Task, spec: JobSpec) -> None:
 
 
 def _batches(task: Task, spec: JobSpec) -> Iterator[_Batch]:
-    """Yield a step's microbatch if the task has metrics, and the first and last evaluation batch if the job has any."""
+    """Yield a step's microbatch if the task has metrics; the first and last evaluation batch if the job evaluates."""
     size, schedule = spec.training.micro_batch_size, evaluation_schedule(task, spec.training)
     if task.metrics:
         inputs, targets = first_batch(task, size)
@@ -146,7 +146,7 @@ _LARGEST: Final = 2**53  # absolute value of a whole number in a decision's memo
 
 
 def next_decided(task: Task, before: Decided | None, done: Committed) -> Decided | None:
-    """Call and combine the task's decisions after a step; None if the task has none. before: the previous result."""
+    """Call the task's decisions after a step; return them combined, or None without any. before: the last result."""
     if not task.decisions:
         return None
     memories = before.memory if before else {}

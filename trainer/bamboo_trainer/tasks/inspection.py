@@ -73,7 +73,7 @@ def from_child(items: Iterator[T]) -> tuple[list[T], str]:
 
 
 def _send(parent: int, items: Iterator[object], pipe: Connection) -> None:
-    """Send each item, and at the end the reason why there are no more. Call it in a child right after the fork."""
+    """Send each item, then the error that ended the iterator, or "". Call it in a child right after the fork."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent)
     try:
@@ -157,7 +157,7 @@ class Walk:
         return (self.mode.from_tensor(leaf) if self.mode else leaf).requires_grad_(part.requires_grad)
 
     def visits(self, visit: Visit[T], inputs: Any, layers: range) -> Iterator[T]:
-        """Visit these layers in order; yield each finding. Raises a layer's own errors, including for lack of data."""
+        """Visit these layers in order; yield each finding. Raises any errors of `visit`, including for lack of data."""
         with failing_quietly():
             parts = self.given(inputs)
             for index in layers:
@@ -226,7 +226,7 @@ def split_costs(task: Task, spec: JobSpec) -> tuple[float, ...]:
 def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
     """Return each layer's operations in one microbatch's forward and backward, at least 1, or the task's own costs.
 
-    All workers compute equal costs. Raises TaskError if a layer cannot run at all.
+    All workers compute equal costs. Raises TaskError if a layer cannot run at all, or the task's costs are invalid.
     """
     if task.costs is not None:
         return stated_costs(task, task.costs)
@@ -269,7 +269,7 @@ class Draws:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Record the generators from which this thread, and not the control channel's, draws in this context."""
+        """Record the generators from which this thread draws in this context; under a profiler, only numpy's."""
         generators: set[str] = set()
         seeded = False
 

@@ -4,7 +4,7 @@
 backward. Here they stay until a parameter changes. The gradient of a cast is cast back for each microbatch by itself,
 so the bits are the same; and at once, so that no backward holds the gradients of all casts of a stage in 16 bits.
 
-A checkpointed layer keeps nothing for its backward, so its casts are forgotten, with all other casts of the stage:
+A checkpointed layer keeps no casts for its backward, so they are forgotten, with all other casts of the stage:
 torch forgets them anyway when it has run such a layer once more in a backward.
 """
 
@@ -38,7 +38,7 @@ def kept_in_fp32(layer: nn.Module) -> set[int]:
 
 
 def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Round a layer's parameters to a dtype in place, except norms'; return the layer. Shared ones stay shared."""
+    """Replace a layer's parameters, except norms', by rounded ones; return the layer. Shared ones stay shared."""
     made, precise = dict[int, nn.Parameter](), kept_in_fp32(layer)
     for module in layer.modules() if dtype is not torch.float32 else ():
         for name, own in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -99,7 +99,7 @@ def _nodes(parts: Any) -> list[Node | None]:
 
 
 def passed_on(result: Any, dtype: torch.dtype) -> Any:
-    """Return a layer's result as it is passed on: its tensors in fp32 that have a gradient are rounded to `dtype`.
+    """Return a layer's result as it is passed on: its fp32 tensors that require a gradient are rounded to `dtype`.
 
     The results of all layers but the last are rounded, not only at a boundary between workers: the bits then do not
     depend on the split. Autograd rounds the gradients to `dtype`, too. Tensors without a gradient, such as masks and
@@ -113,7 +113,7 @@ def passed_on(result: Any, dtype: torch.dtype) -> Any:
 
 
 def as_passed_on(parts: Parts) -> Parts:
-    """Return a layer's inputs as views: like the results of another layer, these are not autograd leaves.
+    """Return a layer's inputs with views for leaves that require a gradient: views, like results, are no leaves.
 
     autocast keeps the cast of a leaf, as if it were a parameter. The gradients of its uses would be summed in 16 bits,
     unlike the gradients of a tensor passed on within the stage; and the cast would stay until `forget_casts`. A layer

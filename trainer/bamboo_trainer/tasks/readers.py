@@ -36,7 +36,7 @@ from bamboo_trainer.tasks.user_code import load_batch
 logger = logging.getLogger(__name__)
 
 Batch = tuple[Parts, Parts]  # inputs and targets
-MOST_ENDS: Final = 3  # of reader processes over one batch
+MOST_ENDS: Final = 3  # of reader processes that were to read one batch
 SILENT_SECONDS: Final = 900.0  # after which a reader counts as stuck; a store may be silent for 360
 _FORK: Final = multiprocessing.get_context("fork")
 _task: Task  # of a reader process

@@ -184,7 +184,7 @@ class RunningNorm:
         return sums
 
     def add(self, sums: Tensor) -> None:
-        """Add a step's sums to the running statistics, in host memory, so that all holders of the layer compute the
+        """Add a step's sums to the running statistics. Compute on the host, so that all holders of the layer get the
         same bits.
         """
         sums = sums.cpu()
@@ -213,7 +213,7 @@ def running_norms(layer: nn.Module) -> list[RunningNorm]:
 
 
 def spectrally_normed(layer: nn.Module) -> str:
-    """Return the name of a parameter with torch's spectral_norm, of either kind, that a forward updates; else ""."""
+    """Return the name of a parameter whose spectral_norm, of either kind in torch, a forward would update; else ""."""
     for path, module in layer.named_modules():
         if isinstance(module, _SpectralNorm) and module.training:
             return str(path).replace("parametrizations.", "").rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""The user's optimizer with the task's learning rate and other schedules, for stages and for plain training."""
+"""The user's optimizer with the task's learning rate and other schedules."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,10 +34,8 @@ _FUSED: Final = (torch.optim.Adam, torch.optim.AdamW)
 
 
 class ScheduledOptimizer:
-    """The user's optimizer `inner` with the task's schedules.
-
-    `inner` is None where there is nothing to train, as on a stage of activation functions only. factor: multiplies the
-    learning rate, from the task's decisions.
+    """The user's optimizer `inner` with the task's schedules. `inner` is None where there is nothing to train, as on a
+    stage of activation functions only. factor: multiplies the learning rate; a decision of the task sets it, else 1.
     """
 
     def __init__(self, task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -54,7 +52,7 @@ class ScheduledOptimizer:
 
     @property
     def keeps_its_names(self) -> bool:
-        """Whether the optimizer's state has the same keys after every step, whatever the schedules return."""
+        """Whether the schedules certainly do not change the state's keys; a schedule of SGD's momentum may do so."""
         return self.scheduled <= _HARMLESS
 
     @property
@@ -78,8 +76,8 @@ class ScheduledOptimizer:
         return rate * self.factor
 
     def settings(self, version: int) -> dict[str, Value]:
-        """Return the settings of the step after `version` steps: the learning rate, and the other schedules' values.
-        Raises TaskError.
+        """Return the settings of the step after `version` steps, by key: the learning rate and, if `inner` is not None,
+        the other schedules' values. Raises TaskError.
         """
         values: dict[str, Value] = {RATE: self.learning_rate(version)}
         if self.inner is not None:
@@ -90,8 +88,8 @@ class ScheduledOptimizer:
         return values
 
     def step(self, version: int) -> None:
-        """Set the rate and schedules, and take the optimizer step after `version` steps. The parameters must have their
-        gradients. Raises TaskError.
+        """Set the learning rate and the other schedules' values, and take the optimizer's step after `version` steps,
+        with the gradients in the parameters. Do nothing if `inner` is None. Raises TaskError.
         """
         if self.inner is None:
             return
@@ -107,7 +105,7 @@ class ScheduledOptimizer:
 
 
 def require_learning_rate(task: Task) -> None:
-    """Raise TaskError unless the task's learning rate is a function that returns a valid number for step 0."""
+    """Raise TaskError unless the task's learning rate and schedules are functions and the rate of step 0 is valid."""
     rate = task.learning_rate
     if isinstance(rate, type) or not callable(rate):
         given = f"the class {rate.__name__}" if isinstance(rate, type) else type(rate).__name__
@@ -119,8 +117,9 @@ def require_learning_rate(task: Task) -> None:
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Use torch's fused kernel for each parameter group of Adam or AdamW for which the task names no kernel. Call it
-    before the first step. Groups with parameters that are not contiguous are left out: the kernel does not check that.
+    """Use torch's fused kernel for each parameter group of Adam or AdamW, alone or in Combined, whose kernel the task
+    leaves open. Skip optimizers with a replaced `step`, and groups with parameters that are not contiguous, as the
+    kernel does not check that. Call it before the first step.
     """
     for one in optimizer.parts if isinstance(optimizer, Combined) else (optimizer,):
         for group in one.param_groups if type(one) in _FUSED and "step" not in vars(one) else ():
@@ -129,7 +128,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
 
 
 def leaves_kernel_open(group: Mapping[str, Any]) -> bool:
-    """Return whether the task lets torch choose the kernel that updates a parameter group. group: before `fuse`."""
+    """Return whether the task lets torch choose the kernel that updates a parameter group. group: as before `fuse`."""
     choice = (group.get("fused"), group.get("foreach"))
     return choice == (None, None) and not group.get("differentiable") and not group.get("capturable")
 
@@ -156,14 +155,14 @@ def _build(task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim
 
 
 def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a hook, or a replaced `step`, runs with the optimizer's step."""
+    """Return whether an optimizer has step hooks, its own or torch's global ones, or a replaced `step`."""
     own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     everybodys = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
     return any(own) or any(everybodys) or "step" in vars(optimizer)
 
 
 def _held(values: Iterable[object]) -> Iterator[torch.optim.Optimizer]:
-    """Yield the optimizers among these values, or in lists and dictionaries among them."""
+    """Yield the optimizers among these values, or in lists, tuples and dictionaries among them."""
     for value in values:
         if isinstance(value, torch.optim.Optimizer):
             yield value
@@ -174,7 +173,7 @@ def _held(values: Iterable[object]) -> Iterator[torch.optim.Optimizer]:
 
 
 def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:
-    """Return the schedules by the key of parameter groups. Raises TaskError for invalid ones."""
+    """Return the schedules by the key of parameter groups that each sets. Raises TaskError for invalid schedules."""
     given = task.schedules
     if not isinstance(given, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in given.items()):
         raise TaskError('task.schedules must be a mapping from names such as "momentum" to functions of the step')

@@ -22,7 +22,7 @@ class TaskError(ValueError):
 
 
 class NotDeterministic(TaskError):
-    """Raised if work gives different bits when repeated. The message names the first result that differs."""
+    """Raised if repeated work gives, or could give, different bits. The message names what differs, or the cause."""
 
 
 class TaskOutOfMemory(MemoryError):
@@ -34,8 +34,8 @@ class RealInterrupt(KeyboardInterrupt):
 
 
 def is_an_error(error: BaseException) -> bool:
-    """Return whether an exception is an error of the task or of Bamboo, and not an exit, a real signal or the end of a
-    generator. A task may raise any exception.
+    """Return whether an exception counts as an error: every Exception does, and any other exception from the task's
+    code, except SystemExit and RealInterrupt.
     """
     return isinstance(error, Exception) or (not isinstance(error, SystemExit | RealInterrupt) and is_tasks(error))
 
@@ -65,16 +65,15 @@ def describe(error: BaseException) -> str:
 
 
 def complaint(error: ValueError) -> str:
-    """Return the message for a rejected value, with the place if the user's own code rejected it."""
+    """Return the message for a rejected value, with its place (`where`) if known and not in one of Bamboo's models."""
     message, frame = _message(error), _innermost(error)
     own = frame is None or Path(frame.filename).is_relative_to(MODELS)
     return message if own else f"{message} ({where(error)})"
 
 
 def where(error: BaseException) -> str:
-    """Return file, line and function of the innermost frame of the user's code.
-
-    Without such a frame, use the innermost one of a library (not Bamboo, torch or Python's own); "" without any.
+    """Return file, line and function of the innermost frame of the user's code, or of one of Bamboo's models. Without
+    such a frame, use the innermost one of a library (not Bamboo, torch or Python's own); "" without any.
     """
     frame = _innermost(error)
     return f"{shown(frame.filename)} line {frame.lineno}, in {frame.name}" if frame else ""
@@ -87,16 +86,16 @@ def _innermost(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def is_tasks(error: BaseException) -> bool:
-    """Return whether the user's code raised the error, or a library called by it, with no frame of Bamboo's engine
-    deeper in the traceback.
-    """
+    """Return whether the user's code or a library that it called raised the error, not Bamboo's code that it called."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     mattering = [file for file in files if is_users(file) or _is_own(file)]
     return bool(mattering) and is_users(mattering[-1])
 
 
 class in_task:
-    """A context for a call into the task: an error becomes a TaskError or TaskOutOfMemory that begins with `what`."""
+    """A context for a call into the task: an error becomes a TaskError or TaskOutOfMemory that begins with `what`. A
+    TaskError stays as it is.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -1,7 +1,7 @@
 """Tied parameters: one value with several names. `tie` applies `Task.tied`; `Search` finds other shared parameters.
 
 Shared parameters become tied, too, or the task is refused. In one process, layers that share a parameter train one
-object. Spread over workers, each would train its own, so sharing must be known before the layers are placed: every
+object. On several workers, each layer would train its own, so sharing must be known before the layers are placed: every
 worker searches for it at its start, in the same way. The search builds one layer after the other without initial
 values, which takes hardly any time, and in a child process, so that no factory remembers such a layer. If a factory
 needs the values, layers are built with them.
@@ -53,10 +53,11 @@ def tie(
     *,
     apart: bool = False,
 ) -> dict[int, tuple[int, str]]:
-    """Make the tied parameters one object per group, with the value of the group's first name.
+    """Make the tied parameters one object per group, with the value of the group's first name. Return each object's
+    group and first name, by the object's id(). Raises TaskError if tied parameters differ in shape or in requires_grad.
 
     apart: trained parameters become one object per group and layer, with the same value, so that each layer's gradient
-    stays separate. Return each object's group and first name, by its id. Raises TaskError if tied parameters differ.
+    stays separate.
     """
     sources: dict[int, nn.Parameter] = {}
     shared: dict[tuple[int, int | None], nn.Parameter] = {}
@@ -147,12 +148,11 @@ Names = tuple[str, ...]
 
 @dataclass(slots=True)
 class Shared:
-    """The parameters that layers share.
+    """The parameters that layers share. groups: by first name, a parameter's names, one for each layer that has it.
 
-    groups: by first name, the names of a parameter, one of each layer. aliases: further names of a parameter in a
-    layer, with its first name. handed_out: layers whose factories do not create everything anew at each call. overlaps:
-    names of two different tensors in the same memory, one of them trained. running: names of one buffer that the
-    forwards of two modules update.
+    aliases: a parameter's first name in its layer, by each further name there. handed_out: layers whose factories do
+    not create everything anew at each call. overlaps: names of two different tensors in the same memory, at least one
+    of them trained. running: the two names of a buffer that the forwards of two modules update.
     """
 
     groups: dict[str, list[str]] = field(default_factory=dict)
@@ -257,8 +257,8 @@ class _Place:
 
 
 class Search:
-    """A search for shared parameters that builds every layer twice. Between two layers it keeps no tensors alive, so
-    only tensors that factories keep are found again.
+    """A search for shared parameters and memory that builds every layer twice. It records tensors only by weak
+    references, so it finds again only tensors that factories keep.
     """
 
     def __init__(self, task: Task, seed: int, within: Callable[[], AbstractContextManager[object]] = nullcontext):
@@ -269,7 +269,7 @@ class Search:
         self._found = Shared()
 
     def layers(self) -> Iterator[Shared]:
-        """Yield the findings so far after each layer."""
+        """Yield the findings so far, always the same object, after each layer of both passes."""
         for again in (False, True):
             for layer in range(len(self._task.layers)):
                 module = build_layer(self._task, self._seed, layer, self._within())
@@ -296,8 +296,8 @@ class Search:
             self._found.handed_out |= {known[0], layer}
 
     def _before(self, layer: int, name: str, tensor: Tensor, again: bool) -> tuple[int, str] | None:
-        """Return the layer and name under which this very tensor was first seen, else None. Records a new tensor, and
-        in the second pass (`again`) that the layer's factory hands out an earlier one.
+        """Return the layer and name under which this very tensor was first seen, else None. In the first pass, record a
+        new tensor; in the second (`again`), record that the layer's factory hands out an earlier one.
         """
         known = self._first.get(id(tensor))
         if known is None or known[0]() is not tensor:
@@ -340,7 +340,7 @@ class Search:
 
 
 def _overlap(a: _Place, b: _Place) -> bool:
-    """Return whether two tensors of one storage share an element. Tensors of different dtypes are assumed to."""
+    """Return whether two tensors of one storage share an element. Different dtypes count as overlapping."""
     if a.dtype != b.dtype:
         return True
     first, end = max(a.offset, b.offset), min(a.end, b.end)

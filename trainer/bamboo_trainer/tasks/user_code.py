@@ -30,9 +30,9 @@ _VERSION: Final = attrgetter("_version")
 
 
 def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManager[object] = _AS_IT_IS) -> nn.Module:
-    """Build one layer; its values are a pure function of (seed, layer). Leaves the global generator unchanged.
+    """Build one layer; its values are a pure function of (seed, layer). Restore the CPU's generator, but not a GPU's.
 
-    within: entered around the factory. Raises TaskError, also for a module that cannot be trained here.
+    within: entered around the factory. Raises TaskError, also for lazy modules, spectral_norm and non-fp32 parameters.
     """
     with torch.random.fork_rng(devices=[]):
         _seed_all(pure_seed("init", seed, layer))
@@ -60,9 +60,9 @@ def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManage
 
 
 def _seed_all(seed: int) -> None:
-    """Set the state of the generators that a factory may draw from.
+    """Seed the generators that a factory may draw from: all, or the CPU's alone if torch is built for no accelerator.
 
-    `torch.manual_seed` records its caller, as text, for each possible accelerator: that takes longer than making a
+    `torch.manual_seed` records its caller, as text, for each possible accelerator, which takes longer than making a
     small layer.
     """
     if torch.accelerator.current_accelerator() is None:  # of this build of torch; no device is touched
@@ -121,11 +121,11 @@ def run_layer(
     *,
     ends_stage: bool = False,
 ) -> Parts:
-    """Run a user's layer forward, and check its result.
+    """Run a user's layer forward, check its result, and return that as contiguous tensors. parts: the layer's inputs.
 
-    parts: its inputs. call: replaces `call_layer`. ends_stage: the layer is the last of its stage, so the gradient of
-    its result comes from outside the stage. Raises TaskError for any error of the layer, and if it writes to its inputs
-    or returns something that cannot be sent to another stage; TaskOutOfMemory.
+    call: replaces `call_layer`. ends_stage: the layer is the last of its stage, so the gradient of its result comes
+    from outside the stage. Raises TaskError for any error of the layer, and if the layer writes to its inputs or
+    returns something that cannot be sent to another stage; TaskOutOfMemory if memory runs out.
     """
     call, before = call or partial(call_layer, task_layer), _versions(parts)
     try:
@@ -214,7 +214,7 @@ _WRITES: Final = (
 
 
 def _versions(parts: Parts) -> list[int]:
-    """Return the tensors' version counters, which grow with each write."""
+    """Return the tensors' version counters, which grow with each write; 0 for inference tensors."""
     try:
         return list(map(_VERSION, parts))
     except RuntimeError:  # inference tensors are not counted
@@ -222,8 +222,8 @@ def _versions(parts: Parts) -> list[int]:
 
 
 def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
-    """Return whether the call writes to its inputs. It is repeated with copies, because a write to an autograd leaf,
-    such as a stage's input, raises an error.
+    """Repeat a failed call with copies of its inputs; return whether it writes to them. A write to an autograd leaf,
+    such as a stage's input, raises an error, which may be why the call failed.
     """
     copies = tuple(part.clone() for part in parts)
     before = _versions(copies)
@@ -281,8 +281,8 @@ class Loss(NamedTuple):
 
 
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
-    """Return the loss, computed from outputs in fp32. Raises TaskError unless it is a scalar, and depends on the model
-    or has weight 0.
+    """Return the loss and its weight, with the outputs converted to fp32 first. Raises TaskError unless the loss is a
+    scalar, and depends on the model or has weight 0.
     """
     outputs = _in_fp32(outputs)
     with in_task("the loss"):
@@ -296,7 +296,7 @@ def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
 
 
 def check_functions(task: Task) -> None:
-    """Raise TaskError unless the task's metrics, decisions and callbacks are functions by name, and not too many."""
+    """Raise TaskError unless metrics, decisions and callbacks map valid names to functions, within their limits."""
     fields = {
         "metrics": (task.metrics, MOST_METRICS),
         "decisions": (task.decisions, MOST_DECISIONS),
@@ -331,7 +331,7 @@ def _in_fp32(parts: Iterable[Tensor]) -> Parts:
 
 
 def load_batch(task: Task, indices: Sequence[int], dataset: Dataset | None = None) -> tuple[Parts, Parts]:
-    """Return the dataset's batch of these samples. Raises TaskError for its errors, and for an invalid result.
+    """Return the inputs and targets of these samples. Raises TaskError for an error of the dataset or an invalid batch.
 
     dataset: None for the training dataset.
     """
@@ -350,7 +350,7 @@ def _is_parts(value: object) -> bool:
 
 
 def _form(value: object) -> str:
-    """Describe the type of a value, and the types of its items."""
+    """Return the type of a value in words, with the types of the items of a tuple or list."""
     if isinstance(value, tuple | list):
         return f"{type(value).__name__} of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
     return type(value).__name__
@@ -405,13 +405,13 @@ def _buffer_copies(layers: Mapping[int, nn.Module]) -> dict[str, Tensor]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors on the same device have the same bits; NaNs are equal if their bits are."""
+    """Return whether two tensors on one device have the same shape, dtype and bits; NaNs can be equal, too."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
 
 
 def tokens_of(task: Task) -> int | None:
-    """Return the number of tokens in a sample; None if neither the task nor its dataset states it."""
+    """Return the number of tokens in a sample; None unless the task or its dataset states a positive integer."""
     tokens = task.tokens_per_sample or getattr(task.dataset, "tokens_per_sample", None)
     return tokens if type(tokens) is int and tokens > 0 else None

@@ -1,9 +1,9 @@
 """A link's two ends: threads that connect and send, and others that authenticate the sender and read into tensors.
 
-Frames of LARGE_BODY bytes or more travel whole over FLOWS_PER_LINK equal connections, since clouds limit the rate of
-one; whichever is free takes the next frame. All others travel over the link's first connection. The receiving end
-delivers the frames of all connections in the order of the numbers that precede them. If a connection is lost, so is the
-link.
+A frame whose tensors have LARGE_BODY bytes or more travels over one of FLOWS_PER_LINK additional connections, whichever
+is free, since clouds limit the rate of each. All other frames travel over the link's first connection. The receiving
+end delivers the frames of all connections in the order of the numbers that precede them. If a connection is lost, so is
+the link.
 
 The sending end (`Outbound`): the link's thread forms the link, again and again, and waits for its end; each connection
 has a thread that sends. The caller's own thread sends a small frame if the kernel takes it at once: waking a sender,
@@ -47,7 +47,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def wake(sock: socket.socket) -> None:
-    """Shut a socket down, so that threads blocked in it return; the thread that opened it closes it."""
+    """Shut a socket down, so that threads blocked in it return; its owner closes it later."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
@@ -83,7 +83,7 @@ def read(reader: "BufferedReader[socket.SocketIO]", size: int) -> bytes:
 class LinkStates:
     """The broken links of one direction. When several lanes break together, only the first break is reported.
 
-    Each lane's recovery is reported: frames resent after another lane's recovery were dropped on this lane.
+    Each lane's recovery is reported, as the lane may have dropped frames resent after another lane's recovery.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Outbound:
             return self._changed.wait_for(lambda: not self._pending, max(0.0, seconds))
 
     def close(self) -> None:
-        """Drop queued frames and end the thread soon; never blocks."""
+        """Drop queued frames and end the link's threads soon; never blocks."""
         with self._lock:
             self._closed = True
             self._finish("closed")
@@ -248,7 +248,7 @@ class Outbound:
             return not self._closed
 
     def _link(self) -> None:
-        """Form the link and wait until it ends. Raises OSError, WireError."""
+        """Form the link, wait until it ends, and raise the cause: OSError, WireError; others for an invalid address."""
         host, port = self._address
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = addresses[self._attempts % len(addresses)]
@@ -387,7 +387,7 @@ class Inbound:
             return True
 
     def _deliver(self, number: int, frame: Frame) -> None:
-        """Deliver a frame once all with lower numbers are delivered. Raises WireError."""
+        """Deliver a frame, or keep it until all with lower numbers have come. Raises WireError for a used number."""
         with self._turn:
             if number < self._next or number in self._early:
                 raise wire.WireError(f"a second frame with the number {number}")

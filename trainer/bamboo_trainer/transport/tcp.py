@@ -29,7 +29,7 @@ MAX_STRANGERS = 128  # connections whose senders are not proven yet
 
 
 class TcpTransport:
-    """A transport over TCP. It listens at once, on a free port, and connects to a peer at the first frame for it."""
+    """A transport over TCP. It listens at once, on a free port, and connects to a peer at each lane's first frame."""
 
     def __init__(self, worker: WorkerId, secret: str, deliver: Deliver, host: str = "127.0.0.1") -> None:
         self._me = worker
@@ -132,10 +132,10 @@ class TcpTransport:
 
     def admit(self, link: Inbound, hello: wire.LinkHello) -> bool:
         """Admit a link, which replaces an older one of the same sender and lane. Return False if no plan names its
-        sender within PLAN_SECONDS. Only links' own threads call this.
+        sender within PLAN_SECONDS, or this transport is closed. Only links' own threads call this.
 
-        If it replaces a link, only the sender has seen that link break. Frames may be lost nevertheless, so deliver a
-        LinkUp.
+        Deliver a LinkUp if a link of this sender and lane broke before; also if the new link replaces one, whose break
+        only the sender has seen: frames may be lost.
         """
         key = (hello.worker, hello.lane)
         with self._changed:

@@ -110,7 +110,7 @@ _META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowErro
 
 
 class Encoded(NamedTuple):
-    """A frame ready to send; it shares the storage of the frame's tensors.
+    """A frame ready to send; it shares the storage of those tensors of the frame that are contiguous in host memory.
 
     head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. body_length: their size.
     """

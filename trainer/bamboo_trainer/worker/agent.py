@@ -145,8 +145,8 @@ class Inbox:
         self._items.put(item)
 
     def arrival(self, plan: Plan) -> float | None:
-        """Return when a plan arrived, in seconds of time.monotonic(), and forget it: the plan may have waited for an
-        instruction to end. None if the plan's arrival was returned before.
+        """Return when a plan arrived, in seconds of time.monotonic(), and forget the time; None if it was forgotten
+        before. A plan may have waited in this queue until an instruction ended.
         """
         return self._arrivals.pop(plan.epoch, None)
 
@@ -409,7 +409,7 @@ class WorkerAgent:
         self.control.send(job.ready())
 
     def _say_again(self, engine: Engine) -> None:
-        """Resend all messages that still matter after a reconnection: the broken channel may have lost them."""
+        """Resend the reports that still matter after a reconnection: the broken channel may have lost them."""
         assert self.job is not None
         self.control.send(self.job.ready())
         if self.leave_by < math.inf:
@@ -449,15 +449,15 @@ class WorkerAgent:
             self.control.send(WorkerWarning(reason="CallbacksNotCalled", message=text))
 
     def _commit(self, commit: Callable[[], None]) -> None:
-        """Commit a checkpoint by calling `commit`; with a history, only once the steps before it are written there."""
+        """Call `commit` to commit a checkpoint; with a history, first wait for its records (see `when_written`)."""
         if self.history:
             self.history.when_written(partial(self.inbox.put, commit))
         else:
             commit()
 
     def tell(self, message: Message) -> None:
-        """Send a message to the coordinator. The root's CellFinished, after which the job may end, waits until the
-        history is written. A StepCommitted waits up to LATE_SECONDS while the engine is busy.
+        """Send a message to the coordinator. The root's CellFinished, after which the job may end, first waits for the
+        history (`when_written`). A busy engine delays a StepCommitted by up to LATE_SECONDS plus an instruction.
         """
         if isinstance(message, CellFinished):
             finish = partial(self.control.send, message)
@@ -480,7 +480,7 @@ class WorkerAgent:
         self.exit_code, self.last = EXIT_FAILED, f"{reason}: {message}"
 
     def _await_loggers(self) -> None:
-        """Let loggers have their full time when `run` ends, since the job is over, and announce the wait for them."""
+        """Give loggers their full time at the end of `run`, as no other worker waits for this one; announce that."""
         self.job_over = True
         if self.history:
             self.history.announce_end(self.settings.logger_seconds)

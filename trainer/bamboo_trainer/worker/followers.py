@@ -40,11 +40,11 @@ logger = logging.getLogger(__name__)
 
 
 class TurnThread:
-    """A thread that calls a function ("turn") at each `wake`, and once more at the end; the argument says whether this
-    turn is the last one. The first `wake` starts the thread.
+    """A thread that calls a function ("turn") after each `wake`, at least every `seconds`, and once more at the end;
+    the argument says whether this turn is the last one. The first `wake` starts the thread.
 
-    seconds: the longest time between two turns. name: the thread's name. warn: called with the error of a turn that
-    fails, unless the turn before it has failed, too.
+    A turn may serve several wakes. name: the thread's name. warn: called with the text of a failed turn's error, unless
+    the turn before has failed, too.
     """
 
     def __init__(self, turn: Callable[[bool], None], seconds: float, name: str, warn: Callable[[str], None]) -> None:
@@ -135,7 +135,7 @@ def _place(record: Record) -> tuple[str, tuple[int, int]]:
 
 
 class SavedByAnother(Exception):
-    """Error because the saved cursor is ahead: another root has saved it, which a root that was frozen hears late."""
+    """Raised if the saved cursor is ahead: another root saved it, and this worker does not know of that root yet."""
 
 
 class HistoryFollower(ABC):
@@ -217,8 +217,8 @@ class HistoryFollower(ABC):
             over()
 
     def _follow(self, *, complete: bool) -> None:
-        """Give the records after the cursor, and save it. complete: training is complete; call `end`, too. Raises the
-        logger's errors, and StorageError; the call can be repeated then.
+        """Give the records after the cursor, and save the cursor. complete: training is complete; call `end`, too.
+        Raises the logger's errors, StorageError, HistoryError (the call can be repeated then), and SavedByAnother.
         """
         cursor = self._cursor = self._cursor or self._stored()
         files = [file for file in self._files.all() if self._file is None or file >= self._file]
@@ -237,7 +237,7 @@ class HistoryFollower(ABC):
         return msgspec.json.decode(data, type=Cursor) if data else Cursor()
 
     def _save(self, cursor: Cursor) -> Cursor:
-        """Set the cursor and save it; it stays set here even if saving fails. Raises SavedByAnother."""
+        """Set the cursor and save it; it stays set here even if saving fails. Raises SavedByAnother, StorageError."""
         self._cursor = cursor
         if any(place > cursor.given.get(kind, NOTHING) for kind, place in self._stored().given.items()):
             raise SavedByAnother
@@ -270,7 +270,7 @@ class LoggerFollower(HistoryFollower):
 
 
 class CallbackFollower(HistoryFollower):
-    """The follower that calls a callback for steps, evaluations, checkpoints and disruptions, and reports failures."""
+    """The follower that calls a callback for steps, evaluations, checkpoints, disruptions and the end of training."""
 
     kind, reason, at_once = "callback", "CallbackFailed", AT_ONCE
     _callback: Callback | None = None
@@ -295,8 +295,8 @@ class CallbackFollower(HistoryFollower):
         self._callback = None  # the next one is made with the saved state
 
     def _begun_anew(self, record: Record, cursor: Cursor) -> Cursor:
-        """Return the cursor for a record; if the job has gone back to a checkpoint, with the callback's state at that
-        checkpoint, or at the newest one before.
+        """Return the cursor for a record. In a new attempt it is not `off`; if the attempt repeats steps, it has the
+        callback's state at the newest checkpoint before them, or no state if there is none.
         """
         if isinstance(record, EventRecord) or record.attempt <= cursor.attempt:
             return cursor
@@ -321,7 +321,7 @@ class CallbackFollower(HistoryFollower):
         return cursor
 
     def _call(self, method: str, argument: object, when: str, cursor: Cursor) -> Cursor:
-        """Call a method, unless the callback is off; return the cursor. when: in words, for the report of a failure."""
+        """Call a method unless the cursor is `off`; return the cursor, `off` after an error. when: text for reports."""
         if cursor.off:
             return cursor
         try:

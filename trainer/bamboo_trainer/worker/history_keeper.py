@@ -149,8 +149,8 @@ class HistoryKeeper(History):
         return [commits[at : at + SENT_AT_ONCE] for at in range(0, len(commits), SENT_AT_ONCE)]
 
     def take_role(self, plan: Plan, leads: bool) -> None:
-        """Note whether this worker is the root. If the plan's states have a new origin, forget the commits from its
-        first step on.
+        """Note whether this worker is the root. If the plan's states have a new origin, forget the commits from the
+        plan's first step on.
         """
         with self._lock:
             goes_on = plan.origin == self._origin
@@ -206,8 +206,8 @@ class HistoryKeeper(History):
             self._warn(LOGGERS_AWAITED, text)
 
     def close(self, seconds: float, logger_seconds: float = 0.0) -> None:
-        """Write the remaining records, give them to the followers and close these. Report followers that have not
-        finished. seconds: the longest wait. logger_seconds: the longest wait for followers after that.
+        """As the root, write the remaining records and give them to the followers. Close the followers; report the ones
+        that have not finished. seconds: the longest wait for writing. logger_seconds: for the followers then.
         """
         self._turns.end()
         self._turns.join(seconds)
@@ -229,8 +229,8 @@ class HistoryKeeper(History):
     # in the separate thread
 
     def _turn(self, last: bool) -> None:
-        """Write the kept records if the other workers have sent theirs, and call the waiters whose records are written,
-        or that have waited long enough. last: write all records and call all waiters, as no turn follows.
+        """As the root, write the kept records if the other workers have sent theirs, and call the waiters whose records
+        are written or whose time is over; else call all waiters. last: write all and call all, as no turn follows.
         """
         with self._lock:
             term, waiting, self._waiting = self._term, self._waiting, []
@@ -302,8 +302,8 @@ class HistoryKeeper(History):
             self._commits = {step: commit for step, commit in self._commits.items() if step >= written}
 
     def _attempt_after(self, newest: int, records: Sequence[Record]) -> int:
-        """Return the job's attempt. If it is unknown: the newest one if a commit in its last file is kept here, too,
-        else the next one. newest: the history's newest attempt. records: of its last file.
+        """Return the number of the job's attempt. If it is unknown: the newest attempt if the history's last file has a
+        commit that is kept here, else the next. newest: the history's newest attempt. records: of that file.
         """
         marks = {step: commit.history for step, commit in self._commits.items() if commit.history}
         newest = max([newest, *(mark.attempt for mark in marks.values())])

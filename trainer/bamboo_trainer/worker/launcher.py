@@ -1,6 +1,6 @@
 """The fork server, which imports torch once and then forks workers, so that a new worker starts in milliseconds.
 
-python -P -m bamboo_trainer.worker.launcher [--import MODULE]... [--folder FOLDER]...
+python -P -m bamboo_trainer.worker.launcher [--bare] [--import MODULE]... [--folder FOLDER]...
 
 One thread, one loop. JSON lines on stdin:
 
@@ -49,7 +49,7 @@ def lasting_imports() -> Iterator[None]:
     torch makes half a million objects. Traversing them takes a second of a worker's start, and later, at each full
     collection, a fifth of a second in the middle of a step.
 
-    Unless the environment sets it, torch is also set to ask for huge pages for tensors from 2 MiB on: the kernel
+    Also let torch ask for huge pages for tensors from 2 MiB on, unless the environment sets HUGE_PAGES: the kernel
     provides new memory in pages, and providing small pages takes ten times as long as writing to them.
     """
     os.environ.setdefault(HUGE_PAGES, "1")
@@ -182,7 +182,7 @@ class Launcher:
         self._fork(answer, id, file)
 
     def _fork(self, body: Callable[[], int], name: Any, answer: int | None = None) -> int:
-        """Fork a child; return its process id. name, answer: see `_Child`. Raises OSError."""
+        """Fork a child that exits with `body`'s result; return its pid. name, answer: see `_Child`. Raises OSError."""
         sys.stdout.flush()
         sys.stderr.flush()
         launcher = os.getpid()

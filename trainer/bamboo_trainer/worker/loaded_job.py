@@ -1,4 +1,4 @@
-"""A loaded job: its manifest, and the task that the task's code builds from it."""
+"""A loaded job: its spec, the task that its entrypoint builds, and a fingerprint of the task's dataset."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def record_of(task: Task, seed: int) -> DataRecord:
     """Return a fingerprint of the dataset: its length, and digests of its order and of a few samples, each read alone
     and twice (no digest if the two differ). seed: the job's seed. Raises TaskError.
 
-    Torch's generator has the same state before each reading, as a dataset may draw from it, and is restored afterwards.
+    A dataset may draw from torch's generator: both readings of a sample begin with one state; the old is restored.
     """
     length = dataset_length(task)
     numbers = {0, length - 1, *(pure_seed("look", place) % length for place in range(OTHERS))}
@@ -96,7 +96,7 @@ class LoadedJob:
     data: DataRecord
 
     def profile(self, memory: int) -> Profile:
-        """Return each layer's cost; if the coordinator heeds memory, also each layer's bytes, and the memory.
+        """Return each layer's cost and, if the coordinator heeds memory, each layer's bytes and the device's memory.
 
         memory: bytes of the device; 0 if unknown.
         """
@@ -126,7 +126,7 @@ class StagesOfJob:
 
 
 def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
-    """Load a job's task from its manifest; fingerprint its data. Raises TaskError, and errors of the task's code."""
+    """Load a manifest's job and task; fingerprint the data. Raises ManifestError, TaskError, TaskOutOfMemory."""
     task, spec = settled_task(parse_manifest(manifest))
     config = TrainingConfig.of(spec.training)
     return LoadedJob(

@@ -1,4 +1,4 @@
-"""Loggers that a manifest names."""
+"""The loggers of a job: the task's own, and those that the manifest names."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A worker's own Prometheus metrics, on a port of its pod. Each request reads the engine's plain numbers."""
+"""A worker's own Prometheus metrics, on a port of its pod. Each request reads the worker's current numbers."""
 
 import logging
 from importlib.metadata import version

@@ -29,8 +29,8 @@ _VARIABLES: Final = re.compile(
 
 
 def this_platform(worker: str) -> Platform:
-    """Return the versions, hardware and settings of this process that can change the bits of results. worker: its name,
-    which decides the device. A missing device is left out: the worker itself reports that, and ends.
+    """Return the versions, hardware and settings of this process that can change the bits of results. worker: the name,
+    which chooses among several GPUs. If the GPU is missing, describe the CPU: the worker itself reports it later.
     """
     try:
         device = choose_device(worker)

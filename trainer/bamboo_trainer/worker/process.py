@@ -157,7 +157,7 @@ class StrikeGate(Follower):
 
 
 def _read_token(path: Path) -> str:
-    """Return the token in the file. Raises OSError, also while the file is being written."""
+    """Return the token in the file. Raises OSError, also for an empty file (not yet written) or non-ASCII text."""
     token = path.read_bytes().decode(errors="replace").strip()
     if not token.isascii() or not token:
         raise OSError(f"there is no token in {path}")
@@ -175,7 +175,7 @@ def main(
     follower: Follower | None = None,
     settings: WorkerSettings = LOCAL_SETTINGS,
 ) -> int:
-    """Run one worker in this process until it is asked to stop; return its exit code.
+    """Run one worker in this process until it is asked to stop or fails; return its exit code.
 
     token: the token, or the file that always holds the newest one. gate: the descriptor of the pipe to which a
     `StrikeGate` writes its questions. steps: the steps in which it asks. follower: gets the worker's spans.

@@ -137,11 +137,11 @@ FLUSH_SECONDS = 0.5
 
 class TraceFile(Follower):
     """A worker's timeline in Chrome's trace event format, for Perfetto. It has one JSON object and a comma per line,
-    without the closing bracket, so a killed worker loses at most the last half second.
+    without the closing bracket, so a killed worker loses at most half a second of ended spans.
 
     The worker is a process of the trace, and each cell that it runs or replicates a thread. Waits are spans of the
-    category Wait, in the thread of the instruction that ended them; plans in force and takeovers are instants. Times
-    are microseconds of the machine's monotonic clock, which all local workers share.
+    category Wait, in the thread of the instruction that ended them; plans, takeovers and moves are instants. Times are
+    microseconds of the machine's monotonic clock, which all local workers share.
     """
 
     def __init__(self, path: Path, worker: str, pid: int) -> None:
@@ -170,7 +170,7 @@ class TraceFile(Follower):
             self._take_over(name, now, **facts)
 
     def _take_over(self, name: str, now: float, cell: Cell, **facts: Any) -> None:
-        """Write the instant of a takeover's end, and its two phases, before and after the plan was applied."""
+        """Write the instant at which a takeover or move ended, and its phases before and after the plan was applied."""
         thread, applied = self._thread(cell), now - facts["recompute_ms"] / 1e3
         args = {"pipeline": cell.pipeline, "stage": cell.stage, **facts, "step": facts["step"] + 1}
         self._write("i", name, name, thread, now, s="p", args=args)
