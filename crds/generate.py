@@ -1,7 +1,7 @@
 """Generator of the CRD in this folder, run by `make docs`. A test fails if the committed file is stale.
 
-The spec's schema is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults are in its annotations,
-descriptions below its fields. The functions of `bamboo_core.job.manifest_rules` become CEL rules. The status's schema
+The spec's schema is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults come from its fields, the
+descriptions are below them. The functions of `bamboo_core.job.manifest_rules` become CEL rules. The status's schema
 is made from `bamboo_core.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
 """
 
@@ -204,7 +204,7 @@ def cel(function: Callable[..., Any], *arguments: Term) -> Term:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A translator of a Python function's expressions into CEL. outside: its module's names. names: its arguments."""
+    """A translator of a Python function's expressions into CEL. outside: the module's names. names: the arguments."""
 
     outside: Mapping[str, Any]
     names: Mapping[str, Term]

@@ -1,4 +1,4 @@
-"""Every name that two components must agree on: labels, environment, exit codes, ports. Standard library only."""
+"""Names and numbers that components share: labels, environment, exit codes, ports, times. Standard library only."""
 
 import re
 from enum import StrEnum
@@ -43,7 +43,7 @@ HEARTBEAT_SECONDS = 0.5
 HEARTBEAT_TIMEOUT_SECONDS = 5.0
 RECONNECT_GRACE_SECONDS = 2.0
 RECOVERY_SECONDS = 10.0  # from the first reconnection on, a restarted coordinator waits this long for the other workers
-ISOLATED_SECONDS = 30.0  # a coordinator that misses most workers at once waits this long before they count as lost
+ISOLATED_SECONDS = 30.0  # extra wait of a coordinator that misses most workers at once, before they count as lost
 ALONE_SECONDS = 300.0  # the same if it misses all; a restarted coordinator then reports that no worker connects
 ALL_BACK_SECONDS = 10.0  # after the first worker reconnects, all others should have reconnected within this time
 

@@ -19,7 +19,7 @@ def prepare() -> None:
     """Prepare the standard streams at the start of a program, before it opens any file.
 
     A closed stream is opened on /dev/null: otherwise the next file would get its number. Any text can be written: file
-    names as their bytes, other characters that the encoding lacks as backslash escapes.
+    names as their bytes, other characters that the encoding lacks as in `_shown`.
     """
     codecs.register_error(SHOWN, _shown)
     for number in (0, 1, 2):
@@ -77,8 +77,8 @@ def go_on_without_reader() -> None:
 
 
 def _shown(error: UnicodeError) -> tuple[bytes, int]:
-    """Handle characters that an encoding lacks (a codecs error handler): return their bytes, and the position after
-    them. If the locale names no encoding, UTF-8 is assumed.
+    """Handle characters that an encoding lacks (a codecs error handler): return bytes for them, and the position after
+    them. The bytes: a file name's own, else UTF-8 if the encoding is ASCII (the locale names none), else an escape.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -129,8 +129,8 @@ def _flushed(stream: TextIO) -> OSError | None:
 
 
 def exit_of(main: Callable[[], int]) -> int:
-    """Prepare the standard streams, run a program, and return its exit code: EXIT_FAILED if standard output cannot be
-    written, EXIT_OK if its reader stopped reading.
+    """Prepare the standard streams, run a program, flush them (`end`), and return its exit code. A failed write of
+    standard output ends the program: with EXIT_FAILED, or with EXIT_OK if the reader stopped reading.
     """
     prepare()
     try:

@@ -10,8 +10,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
-    """Return the text as one line of printable characters, with line breaks as spaces; a long one is cut in the middle.
-    Use it for text from elsewhere, such as errors of the user's code. most: characters.
+    """Return the text as one line: white space becomes single spaces, each unprintable character a dot; a long line is
+    cut in the middle. Use it for text from elsewhere, such as errors of the user's code. most: characters.
     """
     line = " ".join("".join(c if c.isprintable() or c.isspace() else "\N{MIDDLE DOT}" for c in text).split())
     return shortened(line, most)
@@ -24,7 +24,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Wrap lines between words, continuation lines indented by two; quotes ("| ...") and long words stay whole."""
+    """Wrap lines between words, and indent continuations by two more; quotes ("| ...") and long words stay whole."""
     return "\n".join(line for given in text.split("\n") for line in _lines(given, width))
 
 
@@ -78,8 +78,8 @@ def size(number: float) -> str:
 
 
 def printable(text: str, *, colours: bool = False) -> str:
-    """Replace control characters by spaces, so that foreign text cannot move the terminal's cursor. colours: keep
-    colour codes.
+    """Replace unprintable characters except tabs by spaces, so that foreign text cannot move the terminal's cursor.
+    colours: keep colour codes; else remove them.
     """
     parts = _COLOUR.split(text)
     kept = _COLOUR.findall(text) if colours else [""] * (len(parts) - 1)

@@ -50,7 +50,7 @@ def part_name(layer: int) -> str:
 
 
 def checkpoint_in(folder: str) -> CheckpointId | None:
-    """Return the checkpoint whose folder is named `folder`; None if that is no name of a checkpoint's folder."""
+    """Return the checkpoint whose folder is named `folder`; None if no checkpoint's folder has such a name."""
     match = _FOLDER.fullmatch(folder)
     if not match or int(match[1]) > LARGEST_STEP:
         return None

@@ -99,7 +99,7 @@ class DataPosition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The versions of the code that wrote a checkpoint. Bit-equality is promised within one minor version of torch."""
+    """The versions of the code that wrote a checkpoint, shown to the user; no reader refuses another version."""
 
     bamboo: _Text
     torch: _Text

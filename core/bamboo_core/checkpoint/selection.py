@@ -11,8 +11,8 @@ from bamboo_core.checkpoint.manifest import CheckpointError, CheckpointManifest
 
 class ListedState(StrEnum):
     """The state of a folder in a store. Complete: the manifest is sound, and every file has the right size; file
-    contents are not read. Damaged: it was complete once. Unreadable: the store failed this time. Unfinished: it has no
-    manifest.
+    contents are not read. Damaged: the manifest is unsound, or a file is missing or has another size. Unreadable: the
+    store failed this time. Unfinished: there is no manifest.
     """
 
     COMPLETE = "Complete"
@@ -50,9 +50,9 @@ MOST_NAMED: Final = 5
 def find(
     listed: Sequence[ListedCheckpoint], shown: str, step: int | None = None
 ) -> tuple[CheckpointManifest, tuple[str, ...]]:
-    """Return the newest complete checkpoint, or the newest one of the step, and a sentence for each newer checkpoint
-    that is damaged or unreadable. listed: newest first. shown: the store's URL, for messages. Raises CheckpointError
-    with a sentence if there is none.
+    """Return the manifest of the newest complete checkpoint, and a sentence for each newer one that is damaged or
+    unreadable. listed: newest first. shown: the store's URL, for messages. step: the only step to consider; None: all.
+    Raises CheckpointError if no checkpoint is complete.
     """
     passed: list[str] = []
     for one in listed:
@@ -131,7 +131,7 @@ def removable(
     digest: str | None = None,
     dead_after: float = DEAD_AFTER_SECONDS,
 ) -> tuple[CheckpointId, ...]:
-    """Return the attempts to remove, oldest first.
+    """Return the attempts to remove, oldest first: surplus complete, old damaged and dead unfinished ones.
 
     keep: how many of the newest complete checkpoints stay, at least one; the one written last and the one with the best
     score stay, too. digest: checkpoints whose manifests have another digest are neither counted nor removed; None: all

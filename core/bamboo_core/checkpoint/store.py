@@ -1,5 +1,5 @@
-"""A store of checkpoints at a path or URL: write, commit, list, read and remove. A StorageError names the file and the
-reason in one sentence. Decisions are in `selection`.
+"""A store of checkpoints at a path or URL: write, commit, list, read and remove. A StorageError names the reason and,
+except in `manifest`, the file in one sentence. Decisions are in `selection`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _PROBE: Final = b"probe"
 
 
 class CheckpointStore:
-    """A folder of checkpoints. Thread-safe; create it after a fork, because its client has a thread of its own.
+    """A folder of checkpoints. Thread-safe; create it after a fork, because an object store's client has a thread.
 
     url: a path, or a URL of `url.PROTOCOLS`. Raises StorageError if it is invalid or a package is missing. Does not
     access the store. files: the storage to use instead of the one at the URL.
@@ -73,9 +73,9 @@ class CheckpointStore:
     def commit(self, manifest: CheckpointManifest) -> None:
         """Complete the checkpoint by writing its manifest. Idempotent.
 
-        Raises CheckpointDamaged, with nothing committed, if a file is missing or has another size; CheckpointExists if
-        the attempt was committed with another manifest; StoreUnavailable, after which `list` shows whether it was
-        committed.
+        Raises ValueError for an unsound manifest; CheckpointDamaged, with nothing committed, if a file is missing or
+        has another size; CheckpointExists if the attempt was committed with another manifest; StoreUnavailable, after
+        which `list` shows whether it was committed.
         """
         attempt, data = manifest.place, manifests.encode(manifest)
         if problem := _missing_part(manifest, self._entries(attempt.folder)):
@@ -116,7 +116,7 @@ class CheckpointStore:
         return data
 
     def read_start(self, manifest: CheckpointManifest, layer: int, size: int) -> bytes:
-        """Return the first `size` bytes of a layer's file, whose sha256 is not checked: do not depend on them alone."""
+        """Return the first `size` bytes of a layer's file, or all if it has fewer. Its sha256 is not checked."""
         return self._read(manifest.place.part(layer), 0, min(size, manifest.layers[layer].bytes))
 
     def verify(self, manifest: CheckpointManifest) -> Iterator[tuple[CheckpointPart, str]]:
@@ -142,7 +142,7 @@ class CheckpointStore:
             self._delete(attempt.folder)
 
     def _look(self, folder: FileEntry) -> ListedCheckpoint | None:
-        """Return the state of an attempt's folder; None if it has just been removed."""
+        """Return the state of an attempt's folder; None if it has just been removed from an object store."""
         attempt = checkpoint_in(folder.name)
         assert attempt is not None
         try:

@@ -34,8 +34,8 @@ class Control:
     in that thread. They must not block or raise, except that `token` raises OSError while there is no token yet.
 
     token, hello: return the bearer token and the first message of each connection. heartbeat: returns the heartbeat to
-    send. deliver: gets every message from the coordinator, and a `Refused` if it answers 403. authority: PEM of the
-    certificate authority of a wss: coordinator; "" for the authorities that this machine trusts.
+    send. deliver: gets every message from the coordinator, and a `Refused` if it answers 403 with REFUSED_HEADER.
+    authority: PEM of the certificate authority of a wss: coordinator; "" for the authorities that this machine trusts.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Control:
 
 
 async def until_first(*parts: Coroutine[Any, Any, Any]) -> None:
-    """Run coroutines concurrently until the first one ends; cancel the others, and raise its exception."""
+    """Run coroutines concurrently until one ends; cancel the others, and raise the ended one's exception, if any."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

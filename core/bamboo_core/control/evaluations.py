@@ -18,7 +18,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The early end of a job, by its evaluations or a decision of the task. The state from which this followed becomes
+    """The early end of a job, by its evaluations or a decision of the task. The state at which this is decided becomes
     the job's last one.
     """
 

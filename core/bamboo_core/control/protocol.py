@@ -72,8 +72,8 @@ class StateSums(Message, frozen=True):
 
 
 class SpotCheckDiffers(Message, frozen=True):
-    """A worker's report that it recomputed a cell's microbatch and got other bits than the cell's owner. step: number
-    of steps committed before the check. message: what differs, and the result of a repetition.
+    """A worker's report that it recomputed a cell's microbatch and got other bits than the cell's owner, perhaps
+    itself. step: number of steps committed before the check. message: what differs, and the result of a repetition.
     """
 
     cell: Cell

@@ -1,5 +1,5 @@
 """The coordinator's end of the control channel: a server with one WebSocket per worker, on one asyncio loop. It turns
-connections into events and messages into frames. It may refuse a caller, but decides nothing about the job.
+connections and received frames into events, messages into frames. It may refuse a caller, but decides nothing else.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class _Channel:
 class Channels:
     """The channels of one job's workers. Calls `on_event` in the loop that serves the requests.
 
-    authenticate: called before anything from the caller is read. Returns the worker that the caller may be, None for
+    authenticate: called before the WebSocket is accepted. Returns the worker that the caller may be, None for
     any; raises Unauthorized for a caller that must go away, Unavailable for one that may try again. heartbeat: seconds
     between pings; a channel whose pong is missing for half of that is closed.
     """
@@ -159,7 +159,7 @@ class Channels:
     async def _greet(
         self, request: web.Request, socket: web.WebSocketResponse, known_as: WorkerId | None
     ) -> Hello | None:
-        """Return the caller's Hello; None, with the socket closed, if the caller is refused."""
+        """Return the caller's Hello; None, with the socket closed, if the caller sends none in time or is refused."""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 hello = await self._receive(socket, request.remote or "?")

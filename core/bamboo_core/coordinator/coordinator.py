@@ -79,7 +79,7 @@ def initial(
 def with_workers(
     state: CoordinatorState, *, requested: int, gone: frozenset[WorkerId], counted: frozenset[WorkerId]
 ) -> CoordinatorState:
-    """Return a new coordinator's state with the workers that its shell (operator, local runner) has started before.
+    """Return a new coordinator's state with the workers that its shell, the operator, has started before.
 
     requested: number of workers that may still join. gone: workers whose loss was handled before. counted: workers that
     may still join but whose preemption is not counted, because an earlier coordinator heard their notice or released
@@ -179,7 +179,7 @@ def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: 
 
 
 def _brings_workers(event: Event) -> bool:
-    """Return whether the event may change the number of workers usable in plans."""
+    """Return whether the event may make more workers usable in plans."""
     ready = isinstance(event, Received) and isinstance(event.message, protocol.WorkerReady)
     return ready or isinstance(event, WorkerJoined | SpecChanged)
 

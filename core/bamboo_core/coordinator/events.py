@@ -87,7 +87,7 @@ class SpecChanged:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The passing of time; shells send a tick at least every 100 ms."""
+    """The passing of time, sent every 50 to 100 ms by local runner and operator, less often by the simulator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class AbandonReason(StrEnum):
 
 
 class RestoreCause(StrEnum):
-    """Why a job goes back to a checkpoint, or ends because it has no checkpoint to go back to."""
+    """The reason why a job goes back to a checkpoint, or ends because it has no checkpoint to go back to."""
 
     STAGE_LOST = "StageLost"
     WORKERS_GONE = "WorkersGone"
@@ -249,7 +249,7 @@ class CheckpointCounts:
 
     @property
     def restored(self) -> int:
-        """Return the number of restores, for all causes."""
+        """The number of restores, for all causes."""
         return sum(self.restores.values())
 
     def saved(self, seconds: float, stall: float) -> "CheckpointCounts":
@@ -362,7 +362,7 @@ class Status:
 
     @property
     def unprotected(self) -> tuple[str, ...]:
-        """Return the names of the stages that are not protected."""
+        """The names of the cells that are not protected."""
         return tuple(cell_name(d, s) for d, row in enumerate(self.grid) for s, (_, held) in enumerate(row) if not held)
 
 

@@ -1,8 +1,9 @@
 """The guard against silent data corruption by a worker's processor or memory, and against nondeterministic tasks.
 
-All holders of a stage report checksums of its state, at intervals, for each checkpoint and at the end; these must be
-equal. Spot checks compute a microbatch again and must get the same bits. After the first difference the job goes back
-to an earlier checkpoint; after the second, or without checkpoints, it ends. See docs/design/determinism.md.
+With `training.deterministic`, all holders of a stage report checksums of its state, at intervals, for each checkpoint
+and at the end; these must be equal. Spot checks repeat a microbatch and must get the same bits. After the first
+difference the job goes back to an earlier checkpoint; after the second, or without checkpoints, it ends. See
+docs/design/determinism.md.
 """
 
 from collections.abc import Mapping
@@ -61,8 +62,7 @@ def _plan(turn: Turn) -> Plan | None:
 
 
 def _differs(turn: Turn, text: str, newest_good: int) -> None:
-    """Go back to a checkpoint from before a difference. End the job after a second difference, or without checkpoints.
-
+    """Go back to a checkpoint from before a difference; end the job after a second one, or if it keeps no checkpoints.
     newest_good: the newest version from before the difference.
     """
     turn.put(replace(turn.state.guard, reported={}, differences=turn.state.guard.differences + 1))

@@ -1,4 +1,4 @@
-"""The history feed: a shell sends the root all events for the job's history until they are confirmed as written."""
+"""The history feed: events that a shell sends to the root for the job's history, kept until the root confirms them."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -25,11 +25,11 @@ class HistoryFeed:
         self._sent = 0  # to that root
 
     def follow(self, event: object, emits: Iterable[Emit], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """Queue the events of a call of `step`; return the root worker and up to AT_ONCE events for it, or None.
+        """Queue the events of a call of `coordinator.step`. Return the root and its next events; None if none wait.
 
-        The shell sends them before the call's other commands, because a root that stops has to know what to write. A
-        new root, or one that reconnects, gets all events that are not confirmed. event, emits: the call's input and its
-        messages to users. plan: the one in force; None if no history is kept.
+        The shell sends them, at most AT_ONCE, before the call's other commands: a root that stops has to know what to
+        write. A new root, or one that reconnects, gets all unconfirmed events, over several calls. event, emits: the
+        call's event and messages to users. plan: the newest plan; None if there is none, or if no history is kept.
         """
         for one in emits:
             self.add(one)

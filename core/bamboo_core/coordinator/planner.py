@@ -101,7 +101,7 @@ def _forget_unreported(turn: Turn) -> None:
 def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
     """Return whether the step in progress would end sooner if it began anew on the grid that the job changes to next.
 
-    That grid needs another split anyway. A step begins anew at most once, so that it comes to its end.
+    False unless that change is due and needs another split. A step begins anew at most once, so that it ends.
     """
     plan, grids, rates = state.current_plan, state.grids, state.grids.rates
     if state.phase != "Running" or rates is None or grids.expected is None or state.splits.resplit is not None:
@@ -199,7 +199,7 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
 
 
 def _ended(state: CoordinatorState, workers: Sequence[WorkerId], named: Sequence[WorkerId] = ()) -> str:
-    """Name workers and how they ended. named: workers named before in the sentence; "likewise" stands for their end."""
+    """Name workers and how they ended. named: workers named before; "likewise" stands for an end like theirs."""
     ends = state.worker_ends.since_commit
     known = {ends[worker].how for worker in named if worker in ends}
     alike: dict[str, list[WorkerId]] = {}
@@ -243,8 +243,8 @@ def _look_for_layers(turn: Turn) -> None:
 
 
 def _start(turn: Turn) -> None:
-    """Issue the first plan of the job, or of a restore, once workers, layers and checkpoint are known. End the job if
-    it cannot go back to any checkpoint.
+    """Issue the first plan of the job, or of a restore, once enough workers are ready and layers and checkpoint are
+    known. End the job if a restore finds no checkpoint and may not begin at step 0.
     """
     state, spec = turn.state, turn.state.spec
     if not restoring.is_known(turn) or (state.layers.costs is None and state.plan is None):
@@ -358,8 +358,8 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
 def _aim(state: CoordinatorState, now: float) -> Grid:
     """Return the grid that the next plans aim at, with as many stages as now.
 
-    Another number of pipelines counts only once it has been worth a change for long enough. A schedule that an edit has
-    excluded gives way to an allowed one if that fits in memory.
+    Another grid counts only once it has been worth a change for long enough, and if it keeps the split. A schedule that
+    an edit has excluded gives way to an allowed one if that fits in memory.
     """
     waited = following.is_due(state, now)
     plan, allowed = state.current_plan, schedules(state.spec)

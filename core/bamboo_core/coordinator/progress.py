@@ -30,16 +30,16 @@ class Progress(Record):
     """The progress of the job's steps.
 
     step: number of committed steps. furthest: its largest value, perhaps before the job went back to a checkpoint.
-    counting: whether it is known from which step on this coordinator counts; trained: the steps committed for the first
-    time since then. generation: the newest layout that a step was committed with; -1: none yet.
+    counting: set once this coordinator knows from which step it counts; trained: the number of steps committed for the
+    first time since then. generation: the newest layout that a step was committed with; -1: none yet.
 
     losses, evaluations: the newest ones, by step. skips: the newest steps that left the model as it was, in
     order; skipped_steps: the number of such steps since the coordinator counts, without repeated steps. lost_by_step:
     the number of missing microbatches, by step; lost_microbatches: their sum, counted in the same way. gradient_norm,
     learning_rate, metrics: of the newest step. step_seconds: of the newest steps, oldest first.
 
-    last_at: when the last report on a step or an evaluation came, in seconds. hinted: the value of last_at, or of the
-    phase's beginning, for which NoProgress was reported.
+    last_at: when the last report on a step or evaluation came, or the job began, resumed or went back, in seconds.
+    hinted: the value of last_at, or of the phase's beginning, for which NoProgress was reported.
     """
 
     step: int = 0
@@ -125,7 +125,7 @@ class Progress(Record):
         return replace(self, evaluations=known, last_at=now)
 
     def back_at(self, step: int, now: float) -> "Progress":
-        """Go back to the state before `step`: drop later losses, skips and metrics; keep counts and evaluations."""
+        """Go back to the state before `step`: drop later losses, lost microbatches, skips and metrics; keep totals."""
         return replace(
             self,
             step=step,

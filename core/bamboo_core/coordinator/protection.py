@@ -1,8 +1,8 @@
 """Protection of a job: whether any one of its nodes could be lost now without losing state.
 
 A node with room for several workers (`spread.workersPerNode`) is lost with all of them; otherwise each worker counts by
-itself. The condition Protected, the metric, the page and the terminal all use this module. A fault injector that takes
-workers one by one needs less: `spares_any_worker`.
+itself. The condition Protected, the metric, the page and the terminal all use this module. Disruption budgets and
+rolling changes, which take workers one by one, need less: `spares_any_worker`.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def protection(status: Status, spec: JobSpec) -> Protection:
 
 
 def crowd(status: Status, spec: JobSpec) -> str:
-    """Describe the nodes with too many workers, which are lost together even if other nodes hold every stage."""
+    """Describe the nodes with more workers than `spread.workersPerNode`; a node's workers are lost together."""
     nodes = [f"{number} workers on node {node}" for node, number in status.crowded]
     return f"{_listed(nodes)}, and spread.workersPerNode is {spec.spread.workers_per_node}"
 

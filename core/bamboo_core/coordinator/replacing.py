@@ -12,7 +12,7 @@ __all__ = ["Record", "replace"]
 
 
 class Record:
-    """Base of the records in the coordinator's state, each about one subject. Subclasses are frozen dataclasses."""
+    """Base of the records in the coordinator's state, one per subject: frozen dataclasses, and `Workers`, a dict."""
 
     __slots__ = ()
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 else:
 
     def _is_same(old, new):
-        """Return whether two values are the same. Records are compared by identity: some of their fields do not count
-        for equality.
+        """Return whether two values are the same. Dataclasses are compared by identity: some of their fields do not
+        count for equality.
         """
         return old is new or (old == new and not dataclasses.is_dataclass(new))
 

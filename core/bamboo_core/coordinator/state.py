@@ -101,7 +101,7 @@ class CoordinatorState:
 
     @property
     def ready(self) -> dict[WorkerId, WorkerRecord]:
-        """Return the workers usable in plans, in order of joining."""
+        """Return the workers that have loaded the task, in order of joining."""
         return {w: r for w, r in self.workers.items() if r.ready}
 
     def live(self, plan: Plan) -> dict[WorkerId, Peer]:

@@ -45,7 +45,7 @@ ALIKE: Final = 1.2  # factor below which changed figures are not shown anew
 
 
 def judge(turn: Turn) -> bool:
-    """Decide which workers are slow, and report changes. Return False if it is too early to decide."""
+    """Decide which workers are slow, and report changes. If it is too soon, or not `_is_familiar`, return False."""
     state = turn.state
     known = state.stragglers
     if turn.now < known.looked_at + LOOK_SECONDS or not _is_familiar(state):
@@ -108,7 +108,7 @@ def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
 
 
 def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, now: float) -> Straggler:
-    """Return a straggler's new record, with the start time of its earlier record and with its flags updated."""
+    """Return a straggler's newest record: it keeps its start, and figures that were shown and have changed little."""
     if before is None:
         return seen
     since = (before.since, before.step)

@@ -22,7 +22,7 @@ FAMILIAR_STEPS = 3  # committed under a plan before its durations count: first c
 
 
 def check_stuck(turn: Turn) -> None:
-    """If exactly one worker is stuck and no step is committed meanwhile, declare it lost, unless the job needs it."""
+    """If exactly one worker is stuck and no step is committed meanwhile, declare it lost if it is `_dispensable`."""
     state = turn.state
     limit = _limit(state)
     if limit is None or turn.now - state.progress.last_at <= limit:
@@ -66,7 +66,7 @@ def hint(turn: Turn) -> None:
 
 
 def _limit(state: CoordinatorState) -> float | None:
-    """Return the seconds after which a worker is stuck; None until a few steps of the present plan were timed."""
+    """Return the seconds after which a worker is stuck; None until the job has run some steps under its plan."""
     usual, plan = state.usual_step, state.plan
     if state.phase != "Running" or plan is None or usual is None:
         return None
@@ -77,7 +77,7 @@ def _limit(state: CoordinatorState) -> float | None:
 
 
 def _dispensable(turn: Turn, worker: WorkerId) -> bool:
-    """Return whether each cell of a worker has another usable holder."""
+    """Return whether a worker is in the plan, and each cell that it owns has another usable holder."""
     now = planning_view(turn.state, turn.now)
     live = {w: peer for w, peer in now.live.items() if w != worker}
     return worker in now.plan.worker_ids() and isinstance(takeover(replace(now, live=live)), Plan)

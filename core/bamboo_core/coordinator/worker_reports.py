@@ -110,15 +110,14 @@ def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> 
 
 
 def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
-    """Record that, by the root's report, a commit has carried the request for a checkpoint or a cut."""
+    """Record the root's report that a commit has carried the request for a checkpoint or a cut."""
     saving.carried(turn, message.number, message.checkpoint)
     cut.carried(turn, message.number, message.checkpoint)
 
 
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
-    """Record a committed step; end the job if its loss or gradient is not finite and the step was not skipped.
-
-    A new root repeats reports that may have been lost, so steps may come twice.
+    """Record a committed step. End the job if its loss or gradient is not finite, unless it was skipped, or after too
+    many skipped steps in a row. A new root repeats reports that may have been lost, so steps may come twice.
     """
     state, step = turn.state, message.step
     training = state.spec.training

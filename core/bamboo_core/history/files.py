@@ -29,7 +29,7 @@ _NAME: Final = re.compile(r"([0-9]{6})-([0-9]{10})-([0-9]{6})\.jsonl")
 
 @dataclass(frozen=True, slots=True, order=True)
 class HistoryFile:
-    """The identity of a history file, parsed from its name."""
+    """The identity of a history file, which makes up its name."""
 
     # attempt, epoch: see the module
     attempt: int
@@ -53,7 +53,7 @@ class HistoryFiles:
     """
 
     def __init__(self, url: str) -> None:
-        """Parse the URL; the first call opens the store. Raises ValueError for an unknown kind of URL."""
+        """Parse the URL; the first call opens the store. Raises ValueError for an unusable URL."""
         self._url, self.url = parse_url(url, "the URL of a history"), url
         self.shown = self._url.shown
         self._calls = BoundedCalls(LIMITS)
@@ -83,7 +83,7 @@ class HistoryFiles:
         return [record for records in at_once(self.read, self.all()) for record in records]
 
     def write(self, file: HistoryFile, records: Sequence[Record]) -> None:
-        """Replace the file's content by these records; until this returns, the previous content stays."""
+        """Replace the file's content by these records, in one piece: a reader never sees a part of them."""
         self.write_bytes(file.name, to_lines(records))
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -133,7 +133,7 @@ class HistoryFiles:
 def find(url: str) -> HistoryFiles:
     """Find the history at a URL, or the history of the one job whose checkpoints or output are at the URL.
 
-    Raises HistoryError if there is none or several jobs have one, StorageError, and ValueError for an unknown URL.
+    Raises HistoryError for none or several histories, StorageError if a store fails, ValueError for an unusable URL.
     """
     for place in (url, f"{url.rstrip('/')}/{FOLDER}"):
         files = HistoryFiles(place)

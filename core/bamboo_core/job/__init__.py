@@ -1,1 +1,1 @@
-"""A BambooJob's manifest: its fields as values, the one parser with all rules, and what an edit may change."""
+"""A BambooJob's manifest (fields as values, the one parser with all rules, what an edit may change) and its status."""

@@ -1,6 +1,6 @@
 """Objects of the Kubernetes API as frozen values, and how they are read and written.
 
-A field that is unknown or null counts as absent, and an absent field has a default.
+An unknown field is ignored, null counts as absent, and an absent optional field has its default.
 """
 
 from collections.abc import Mapping

@@ -83,9 +83,9 @@ def date_told(date: datetime | None, now: datetime, left: float | None) -> str:
 
 
 def past(spec: JobSpec, now: datetime) -> str:
-    """Return a warning if the job's date has passed before it begins; "" otherwise.
+    """Return a warning if the job has a date that is not after `now`; "" otherwise.
 
-    It is no error, because a manifest must not become invalid by age when it is applied or read again.
+    A past date is no error, because a manifest must not become invalid by age when it is applied or read again.
     """
     date = done_by(spec)
     if date is None or date > now:

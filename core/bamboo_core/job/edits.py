@@ -65,10 +65,9 @@ def task_digest(spec: JobSpec) -> str:
 
 
 def numbers_digest(spec: JobSpec) -> str:
-    """Return a sha256 digest of all that the trained weights depend on: the task, its initial weights, the number of
-    gradient groups, and the training section without fields marked NO_NUMBERS, such as its length.
-
-    It is the same on every grid. A job continues only from checkpoints with the same digest.
+    """Return a sha256 digest of settings on which the trained weights depend: the task, its initial weights, the number
+    of gradient groups, and the training section without fields marked NO_NUMBERS, such as its length, and without most
+    default values. The digest is the same on every grid. A job continues only from checkpoints with the same digest.
     """
     training = {}
     for one in api_fields(TrainingSpec):

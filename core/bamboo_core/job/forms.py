@@ -35,8 +35,8 @@ def _fits(form: TextPattern) -> Schema:
 class FieldForm(Protocol):
     """The form of a field's values.
 
-    description: of a right value, for messages. harmless: the value that replaces a wrong or missing one without a
-    default while reading continues.
+    description: of a right value, for messages. harmless: the value that a field without a default gets, so that
+    reading can continue, if its value is wrong or missing.
     """
 
     @property

@@ -47,8 +47,8 @@ def parse_manifest(document: Mapping[str, Any]) -> JobSpec:
 
 
 def read_spec(document: Mapping[str, Any]) -> JobSpec:
-    """Return a job's spec with harmless values in place of missing and wrong ones, to show jobs that another version
-    accepted.
+    """Return a job's spec, to show jobs that another version accepted. Defaults or harmless values replace missing and
+    wrong ones.
     """
     return _root(document, [], [])
 
@@ -56,7 +56,7 @@ def read_spec(document: Mapping[str, Any]) -> JobSpec:
 @cache
 def fields_by_name() -> dict[str, tuple[str, ...]]:
     """Return the paths of all fields by name, such as spec.training.steps for steps, to suggest where a misplaced field
-    belongs: only the paths closest to the top, at most MOST_PLACES for a name, without objects in lists.
+    belongs: only the paths closest to the top, at most MOST_PLACES for a name, no fields of objects in lists.
     """
     paths_of: dict[str, set[str]] = {}
     for name, path in (*((name, name) for name in ROOT), *places(JobSpec, "spec")):

@@ -67,7 +67,7 @@ def _budget(spec: JobSpec) -> str:
 
 
 def _nodes(spec: JobSpec) -> str:
-    """Warn, unless redundancy is off, if one lost node with several workers would take all workers, or neighbours."""
+    """Warn, unless redundancy is off, if losing one node would take all workers, or neighbours in a pipeline."""
     room, workers = spec.spread.workers_per_node, wanted_workers(spec)
     nodes = spec.spread.nodes(workers)
     if room == 1 or workers == 1 or spec.redundancy.mode is RedundancyMode.NONE:

@@ -1,7 +1,7 @@
 """The annotations and marks of fields that make dataclasses the API of a BambooJob, and a generic reader of manifests.
 
-A field's annotation gives the form of its values (`bamboo_core.job.forms`; booleans, enumerations and other such types
-need none) and its marks. The text below a field is its description. The parser (`read_object`), the CRD and docs/api.md
+A field's annotation gives the form of its values (`bamboo_core.job.forms`; booleans, enumerations and objects need
+none) and its marks. The text below a field is its description. The parser (`read_object`), the CRD and docs/api.md
 are made from these; rules between fields are in `bamboo_core.job.manifest_rules`.
 """
 
@@ -29,7 +29,7 @@ class Mark(Enum):
     FREE = auto()  # it can change at any time, though its object cannot
     FOLLOWS = auto()  # where it is absent, its value follows from other fields'
     NOT_IN_SPEC = auto()  # the manifest's spec does not contain it
-    NO_NUMBERS = auto()  # the trained weights do not depend on it
+    NO_NUMBERS = auto()  # `edits.numbers_digest` leaves it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +194,8 @@ def _harmless(form: FieldForm | Object | ObjectList) -> Any:
 
 
 def places(kind: type, above: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the path of every field, at any depth, of an object of the type `kind`, without objects in
-    lists. above: the path of the object.
+    """Yield the name and the path of every field, at any depth, of an object of the type `kind`, except the fields of
+    objects in lists. above: the path of the object.
     """
     for one in api_fields(kind):
         path = join(above, one.name)

@@ -34,9 +34,9 @@ class Preset(StrEnum):
 class SpreadPolicy(StrEnum):
     """The policy for placing workers in zones, and for choosing neighbours.
 
-    Interleave: pods over all zones, neighbours in the ring in different ones. ZonePerPipeline: each pipeline in one
-    zone, different ones if possible; if the coordinator chooses the stages, pods are spread as with Interleave:
-    `spec.pod_spread`. SingleZone: the whole job in one zone.
+    Interleave: pods over all zones, neighbouring stages in different ones. ZonePerPipeline: each pipeline in one zone,
+    different ones if possible; if the coordinator chooses the stages of several pipelines, pods are spread as with
+    Interleave (`spec.pod_spread`). SingleZone: the whole job in one zone.
     """
 
     INTERLEAVE = "Interleave"
@@ -134,9 +134,9 @@ class ResourcesSpec:
     """The resources of a worker's container: Kubernetes quantities by resource name."""
 
     limits: Annotated[Mapping[str, str | int], Quantities()] = field(default_factory=dict)
-    """The most it may use, by resource name, such as nvidia.com/gpu or memory."""
+    """The most that the container may use, by resource name, such as nvidia.com/gpu or memory."""
     requests: Annotated[Mapping[str, str | int], Quantities()] = field(default_factory=dict)
-    """What it is guaranteed, by resource name. The default is the limits."""
+    """What the container is guaranteed, by resource name. The default is the limits."""
 
     @property
     def gpus(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The pod templates of a job: how they are merged, and the nodes that a pool's preset selects.
 
-The CRD takes any field in a template, because every Kubernetes adds some. The operator has the API server check them.
+The CRD takes any field in a template, because Kubernetes versions differ. The operator has the API server check pods.
 
 A user's template is merged over the operator's. Maps are merged key by key, and null removes a key. Lists whose items
 have a key are merged by it: containers are merged, other items replaced. Any other list is replaced.
@@ -72,7 +72,7 @@ def _merge_lists(base: Sequence[Any], override: Sequence[Any], name: str) -> lis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlacement:
-    """A pod's constraints on its nodes."""
+    """A pod's constraints on its node, and the pod's annotations."""
 
     selector: Mapping[str, str] = field(default_factory=dict)  # node labels
     expressions: tuple[Mapping[str, Any], ...] = ()  # of a node affinity
@@ -128,7 +128,7 @@ def placement(job: JobSpec, pool: NodePool | None) -> NodePlacement:
 
 
 def worker_resources(job: JobSpec, pool: NodePool | None) -> dict[str, Any]:
-    """Return a worker's quantities by resource name: requests, else limits. A pool's template overrides the job's."""
+    """Return the quantities of worker.resources by name: requests, else limits. A pool's template has precedence."""
     spec = _spec_of(pool.template if pool is not None else {})
     containers = (one for one in spec.get("containers") or () if isinstance(one, Mapping))
     trainer = next((one for one in containers if one.get("name") == TRAINER_CONTAINER), {})
@@ -158,8 +158,8 @@ def asking_for_gpus(job: JobSpec) -> str:
 
 
 def asked_of_nodes(job: JobSpec, pool: NodePool | None) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
-    """Return the node selector and the tolerations of a pool's pods, from templates and the pool's preset, without the
-    templates' affinities.
+    """Return the node selector and the tolerations of a pool's pods, from templates and the pool's preset. Affinities,
+    of templates or of the preset, are left out.
     """
     where, of_all = placement(job, pool), _spec_of(job.worker.template)
     of_pool = _spec_of(pool.template if pool is not None else {})

@@ -174,8 +174,8 @@ class RedundancySpec:
     """
     replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
     """The number of other workers that keep each stage's state in step: the workers of the stages before it, then spare
-    ones. So many workers may be lost at once without a lost step, or so many zones if the workers are in at least one
-    zone more. Without effect if mode is None.
+    ones. That many workers may be lost at once without a lost step, or that many zones if the workers are in at least
+    one zone more. Without effect if mode is None.
     """
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
     """Where replicas are kept. Host moves their optimizer state to host memory. Can change only while the job is
@@ -187,7 +187,7 @@ class RedundancySpec:
         return 0 if self.mode is RedundancyMode.NONE else self.replicas
 
     def on(self, pipelines: int, *, apart: bool = True) -> "RedundancySpec":
-        """Return the redundancy in force on a grid with `pipelines` pipelines, whose mode is not Auto.
+        """Return the redundancy in force, whose mode is never Auto, on a grid with `pipelines` pipelines.
 
         Auto becomes None with more than MOST_REPLICAS pipelines, which hold each other's states, and else Replicas.
         apart: each stage's owners are on enough nodes and in enough zones for that (`ring.are_apart`).
@@ -338,8 +338,8 @@ def _complete_job(values: Values) -> None:
 
 
 def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
-    """Return the schedules from which the coordinator may choose; the first one is in force until then. There is only
-    one if the manifest gives it, or without `elastic`, since the choice needs the duration of steps.
+    """Return the schedules from which the coordinator may choose; the first one is in force until it does. There is
+    only one if the manifest gives it, or without `elastic`, since the choice needs the duration of steps.
     """
     first = spec.topology.first_schedule
     chosen = spec.topology.schedule is None and spec.elastic is not None
@@ -347,7 +347,7 @@ def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
 
 
 def in_force(spec: JobSpec) -> JobSpec:
-    """Return the spec with the redundancy in force on its grid, never Auto, assuming that owners are apart (`on`)."""
+    """Return the spec with Auto redundancy resolved for its grid by `RedundancySpec.on`, as if owners were apart."""
     if spec.redundancy.mode is not RedundancyMode.AUTO:
         return spec
     return replace(spec, redundancy=spec.redundancy.on(spec.topology.pipelines))

@@ -1,7 +1,7 @@
 """A BambooJob's status: the types that the operator writes and everyone reads, and the source of the CRD's schema.
 
-The text below a field is its description. Bounds are only in the schema. A field that is not always written is None
-while absent.
+The text below a field is its description. Only the schema checks bounds; `read_status` does not. A field that is not
+always written is None while absent.
 """
 
 from typing import Annotated, Any
@@ -123,11 +123,11 @@ class JobCost(ApiPart, frozen=True):
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The plan as saved in the job's status, from which a restarted operator continues.
 
-    A record whose `lost` is None could not be read. Before the first plan it holds only workers that were lost before
-    they joined. pipelines: the owner of each stage, by pipeline. task: digest of the task, which must not have changed.
-    lost, counted: only workers whose pods still exist. lost: workers that are lost, or that were told to leave and have
-    no cell. counted: workers that the next operator must not count as preempted: those under notice, which are counted
-    already, and those that own or replicate a cell and were told to leave.
+    A record whose `lost` is None is absent, unreadable or a local run's. Before the first plan only `lost` is set.
+    pipelines: the owner of each stage, by pipeline. task: digest of the task, which must not have changed. lost,
+    counted: only workers whose pods still exist. lost: workers that are gone for good, or that were told to leave and
+    neither own nor replicate a cell. counted: workers that the next operator must not count as preempted: workers under
+    notice, counted already, and workers that own or replicate a cell and were told to leave.
     """
 
     epoch: int = 0

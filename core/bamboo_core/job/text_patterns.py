@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPattern:
-    """A pattern of texts, and its description for people."""
+    """A pattern of texts, their greatest length (`most`), and a description for people."""
 
     description: str
     pattern: re.Pattern[str]

@@ -36,7 +36,7 @@ class Goal(StrEnum):
 
 
 class NonFinite(StrEnum):
-    """What follows a step whose loss or gradient is not finite. Fail: the job ends. Skip: the model stays as it was."""
+    """The policy for a step whose loss or gradient is not finite: end the job (but skip fp16 overflows), or skip it."""
 
     FAIL = "Fail"
     SKIP = "Skip"

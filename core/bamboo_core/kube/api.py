@@ -63,8 +63,8 @@ class Access:
 
 
 async def log_in(path: str | None = None, context: str | None = None) -> Access:
-    """Return access to a cluster by the kubeconfig at `path`, else at KUBECONFIG, else at ~/.kube/config, else by the
-    pod's ServiceAccount. Runs a credential plugin if needed. Raises ConfigError.
+    """Return access to a cluster by the kubeconfig that `path`, else KUBECONFIG, names; without both, ~/.kube/config.
+    If that file is missing, and `path` and `context` are None, use the pod's ServiceAccount. Raises ConfigError.
     """
     files = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
@@ -136,7 +136,7 @@ def new_configuration() -> Configuration:
 
 @contextlib.contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Yield the log messages of the library's kubeconfig reader, such as why a plugin failed."""
+    """Collect the warnings of the library's kubeconfig reader, such as why a plugin failed, instead of logging them."""
     messages: list[str] = []
     logger = logging.getLogger("kubernetes.aio.config.kube_config")
 
@@ -177,9 +177,9 @@ def _environment_proxy(url: str) -> str | None:
 class Connection:
     """The connections to one API server, shared by many tasks. All methods may raise a RemoteError.
 
-    agent: the calling program. seconds: the time limit of a call. tries: how often a call is tried while the server
-    answers 429: it is busy, or does not serve a new CRD yet. connections: the most open at once. ended: called after
-    every try.
+    agent: the calling program. seconds: the time limit of each try of a call. tries: how often a call is tried while
+    the server answers 429: it is busy, or does not serve a new CRD yet. connections: the most open at once. ended:
+    called after every try of `call`.
     """
 
     def __init__(
@@ -477,7 +477,7 @@ class KubeApi:
             raise
 
     async def _explained(self, error: ApiError, namespace: str, name: str) -> RemoteError:
-        """Return a clearer error: the API server answers 404 alike if the job, the namespace or the CRD is missing."""
+        """Return a clearer error for a 404, the answer to a missing job, namespace or CRD; else the same error."""
         if error.status != 404:
             return error
         if str(error).startswith("namespaces "):
@@ -656,7 +656,7 @@ class KubeApi:
         return [item["metadata"] for item in await self.listed(path, query, METADATA)]
 
     async def listed(self, path: str, query: Mapping[str, str] | None = None, kind: str = JSON) -> list[Object]:
-        """Return all objects of a collection, which the API server lists in pages."""
+        """Return all objects of a collection that match the query, page by page. kind: the answer's media type."""
         items: list[Object] = []
         asked = {"limit": str(PAGE), **(query or {})}
         while True:
@@ -685,7 +685,7 @@ class KubeApi:
         return next(uids, None)
 
     async def _apply(self, collection: str, thing: Object) -> None:
-        """Create the object, or restore its fields that other clients have changed (server-side apply)."""
+        """Create the object, or set these fields of it, even if other clients manage them (server-side apply)."""
         await self.call("PATCH", f"{collection}/{thing['metadata']['name']}", thing, APPLIED, APPLY)
 
     async def _delete(self, path: str) -> None:

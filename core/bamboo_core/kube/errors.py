@@ -26,10 +26,10 @@ class ClusterUnreachable(RemoteError):
 
 
 class ApiError(RemoteError):
-    """Error because the API server refused a call.
+    """Error because the API server refused a call, or answered with something other than JSON.
 
-    status: the HTTP code. reason: Kubernetes' reason, such as NotFound. message: Kubernetes' message; if "", the text
-    names status and reason.
+    status: the HTTP code. reason: Kubernetes' reason, such as NotFound, or Bamboo's: NoNamespace, NoCrd, NotJson.
+    message: the error's text; "" for a text that names status and reason.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:

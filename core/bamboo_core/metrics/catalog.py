@@ -25,7 +25,7 @@ LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 def _job(name: str, help: str, *labels: str, buckets: Buckets = ()) -> Metric:
-    """Return the declaration of a metric that the operator exports for each job, with its namespace and name."""
+    """Declare a metric that the operator exports for each job, with the labels namespace and job before `labels`."""
     return Metric(name=f"bamboo_job_{name}", help=help, labels=("namespace", "job", *labels), buckets=buckets)
 
 

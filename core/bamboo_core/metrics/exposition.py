@@ -84,7 +84,7 @@ class MetricsPage:
 
 
 class MetricsPageCollector(Collector):
-    """A registry's collector that fills a new page for every scrape. fill: adds all values, in any thread."""
+    """A registry's collector that fills a new page for every scrape. fill: adds all values; any thread may call it."""
 
     def __init__(self, fill: Callable[[MetricsPage], None]) -> None:
         self._fill = fill

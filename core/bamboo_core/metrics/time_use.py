@@ -1,10 +1,10 @@
-"""The kinds of a worker's time in traces, metrics and summaries. Standard library only."""
+"""The uses of a worker's time in its metrics, and the use that each span counts as. Standard library only."""
 
 from enum import StrEnum
 
 
 class TimeUse(StrEnum):
-    """What a worker spends its time on. IDLE: waiting. Time that belongs to no kind is shown as `other`."""
+    """What a worker spends its time on. REHEARSAL: trial runs and checks while it waits. IDLE: other waits."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -1,7 +1,7 @@
-"""The document of a job's page, the only data that server and browser share. Times are Unix seconds.
+"""The document of a job's page, the only data that server and browser share. Its own times are Unix seconds.
 
-It holds the job's status from the API and, in `live`, from the coordinator; the browser chooses and formats. Unknown
-values are null; the sentences in `unknown` say why.
+It holds the job's status from the API and, in `live`, from the coordinator, with other forms of times; the browser
+chooses and formats. Unknown values are null; the sentences in `unknown` say why.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ OWNERS_ONLY = "Who runs which stage is as the status has it; what the workers ar
 
 
 class PageJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The parts of the manifest that a page shows, and when the job and its timeline began."""
+    """The job's name, its settings and epoch as a page shows them, and when the job and its timeline began."""
 
     name: str
     namespace: str
@@ -49,7 +49,7 @@ class PageJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PoolCost(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The cost of a pool's workers."""
+    """A node pool: the number of its paid workers, and the price of one."""
 
     name: str
     capacity: str
@@ -92,7 +92,7 @@ def document(
     pools: Sequence[PoolCost] = (),
 ) -> Document:
     """Return the document of a job's page. record: the job's timeline; None if the shell (operator or CLI) has not seen
-    it run. place: local or cluster. now: Unix seconds. ended: how the job ended, if the shell knows.
+    it run. place: local or cluster. now: Unix seconds. ended: a state to show instead of the view's, such as the end.
     """
     live, spec, written = view.live, view.spec, view.status
     state = ended or view.state

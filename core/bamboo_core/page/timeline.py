@@ -42,8 +42,8 @@ class Point(NamedTuple):
 class Curves:
     """The figures of a job's steps over time, in at most `most` points (an even number).
 
-    When it is full, neighbouring points are merged in pairs, and from then on a point stands for twice as many steps:
-    the whole job stays visible in bounded memory.
+    Whenever there are `most` points, neighbours are merged in pairs, and from then on each point stands for twice as
+    many steps: the whole job stays visible in bounded memory.
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:

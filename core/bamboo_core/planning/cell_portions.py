@@ -1,4 +1,4 @@
-"""Portions: how several workers together run a cell whose worker is lost or leaves within a step. Pure.
+"""Portions: how several workers share the microbatches of a cell after a takeover. Pure.
 
 Any worker that holds the stage can run any of its microbatches: the stage's owners in other pipelines, and the new
 owner. So the cell's groups of microbatches are divided into portions that these run in addition to their own pipelines.
@@ -22,8 +22,8 @@ Range = tuple[int, int]  # microbatches, half-open
 
 
 def ranges(layout: Layout, pipeline: int, portions: Sequence[Portion]) -> Iterator[tuple[WorkerId, Range]]:
-    """Yield the worker and the half-open range of microbatches of each portion of a cell, in order. A range is whole
-    groups; empty portions are skipped.
+    """Yield the worker and the half-open range of microbatches of each portion of a cell, in order. A range has whole
+    groups; empty portions are skipped. portions: at least one.
     """
     share, units = layout.shares[pipeline], portions[-1].end
     groups = share.end - share.first
@@ -137,7 +137,7 @@ def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
 
 def kept_by(plan: Plan, new: WorkerId, present: Container[WorkerId], cell: Cell) -> WorkerId | None:
     """Return the worker from which a cell's new owner gets the gradient sums of finished groups: the old owner, else
-    its keeper. None if there is nothing to give: both are lost, the owner stays, the old plan has no such cell, or
+    its keeper. None if the old owner is lost and no keeper is left, the owner stays, the old plan has no such cell, or
     workers have several devices. plan: the one before the change of owner. present: the workers that are left.
     """
     if not plan.has(cell) or new == plan.at(cell).owner or plan.device_layers:

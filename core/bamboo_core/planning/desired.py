@@ -51,8 +51,8 @@ class PlanningView:
     remembered: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def after(self, before: "PlanningView | None") -> "PlanningView":
-        """Return this view, with the cached results of `before` if the two differ only in which replicas are in sync.
-        Nothing is reused while a worker leaves, because the desired holders then depend on those replicas, too.
+        """Return this view, with the cached results of `before` if the two differ only in the step's timing and in the
+        replicas in sync. While a worker leaves, the desired holders depend on these replicas: nothing is reused.
         """
         if before is not None and not self.leaving and self == replace(before, synced=self.synced):
             self.remembered.update(before.remembered)
@@ -84,8 +84,8 @@ class PlanningView:
 
 def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     """Return the desired holders of each cell: the owner, the replicas (shadow first), and workers that need the state
-    for a new pipeline or a re-split. A cell with too few holders gets spare workers; a cell whose holders are all on
-    one node gets a spare worker elsewhere that has room. A pipeline that is being removed keeps its holders.
+    for a new pipeline or a re-split. If the job keeps replicas, a cell with too few holders gets spare workers, and one
+    whose holders are all on one node a spare worker elsewhere with room. A pipeline to be removed keeps its holders.
     """
     plan = view.plan
     replacements, newcomers = replacement_owners(view), owners_of_new_rows(view)

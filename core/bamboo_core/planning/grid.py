@@ -41,7 +41,7 @@ def layer_ranges(
     """Return the layers of each stage: the manifest's split, else the one that minimises the costliest stage.
 
     stages: the number of stages; None: the topology's; ignored if the manifest has a split. devices: the number of each
-    worker's devices; without a split layers are divided among all devices, so each stage has at least one layer per
+    worker's devices; without a split the costliest device is minimised, and each stage has at least one layer per
     device. Raises ValueError naming the field if the model has too few layers, or not as many as the split.
     """
     if topology.split is None:
@@ -204,7 +204,7 @@ def _nodes_covered(rows: Sequence[Sequence[Assignment]], peers: Mapping[WorkerId
 
 def _zones_covered(rows: Sequence[Sequence[Assignment]], zones: Mapping[WorkerId, str]) -> str:
     """Return the part of the plan's message on how many zones may be lost at once: one fewer than the zones of the
-    stage that is held in the fewest. It is "" if all workers are in one zone.
+    stage that is held in the fewest. It is "" if all holders are in one zone.
     """
     held = [{zones[w] for a in cells for w in a.holders} for cells in zip(*rows, strict=True)]
     known = len(set().union(*held))

@@ -88,7 +88,7 @@ class Storage(_Part, frozen=True, kw_only=True):
 
 
 class Times(_Part, frozen=True, kw_only=True):
-    """The durations of everything apart from layers, in seconds."""
+    """Durations, in seconds, of everything apart from layers, the network and the storage."""
 
     start: Seconds  # from the moment a machine runs, and is billed, until its worker is ready
     detection: Seconds  # from the loss of a machine without notice until the coordinator knows

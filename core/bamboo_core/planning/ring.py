@@ -1,9 +1,9 @@
 """Pipelines as rings of workers: which workers are neighbours, and which keep whose replicas. Pure.
 
-The worker before a stage's owner knows the stage's inputs, because it computes them, so it is the stage's shadow.
-Further replicas go to the workers before that one, so that several neighbours may be lost at once. Workers of a node
-are lost together, and workers of a zone may be: where possible, neighbours are on different nodes, and in different
-zones unless the spread policy packs pipelines into zones.
+The worker before a stage's owner computes the stage's inputs, so it is the stage's shadow; the first stage's shadow is
+the last stage's owner. Further replicas go to the workers before that one, so that several neighbours may be lost at
+once. Workers of a node are lost together, and workers of a zone may be: where possible, neighbours are on different
+nodes, and in different zones unless the spread policy packs pipelines into zones.
 """
 
 from collections import Counter
@@ -92,8 +92,8 @@ def _without_zones(peers: Sequence[Peer]) -> list[Peer]:
 
 
 def dealt(peers: Sequence[Peer], depth: int, pipelines: int) -> list[Row]:
-    """Return a row for each pipeline, its workers by stage, with as few neighbours on the same node as possible. The
-    largest number from one node is minimal; a node's workers go to the pipelines in turn, at every other stage.
+    """Return a row for each pipeline, its workers by stage, with as few neighbours on one node as possible. The largest
+    number of workers from one node is minimal; a node's workers go to the pipelines in turn, at every other stage.
     """
     nodes: dict[str, Row] = {}
     for peer in peers:
@@ -229,9 +229,9 @@ def replicas_in(
     pipeline has too few others. leaving: workers that keep none.
 
     They are the nearest predecessors in the ring, so that each worker keeps equally many. If these are on too few nodes
-    or in too few zones, other workers are chosen, provided that every stage is then on as many nodes and in as many
-    zones as possible and no worker keeps more than one extra replica; else so that as many stages as possible are also
-    on another node.
+    or, with several replicas, in too few zones, other workers with at most one extra replica each are chosen, provided
+    that every stage is then on as many nodes and in as many zones as possible. If that fails, and the nearest are on
+    too few nodes, others are chosen so that as many stages as possible are also on another node.
     """
     nearest = tuple(tuple(islice(_staying(row, s, leaving), count)) for s in range(len(row)))
     nodes = {w: peers[w].failure_domain if w in peers else f"/{w}" for w in row}

@@ -110,8 +110,8 @@ class SyncReplicas:
 
 @dataclass(frozen=True, slots=True)
 class ReportReady:
-    """An instruction to report to the root that this cell has finished the step, once its replicas in sync hold the
-    state with which the step began or, where no loss may repeat the step, can reach the state after it.
+    """An instruction to report to the root that this cell has finished the step. It waits until replicas, except most
+    new ones, hold the state before the step or, if an heir may be unable to repeat it, can reach the state after it.
     """
 
 
@@ -254,7 +254,7 @@ def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
 def portion_program(
     stage: int, stages: int, portion: Range, order: StageOrder, left: int, again: Collection[int] = ()
 ) -> list[Computed]:
-    """Return the program of one of the workers that share a cell.
+    """Return a worker's program for a portion of a cell's microbatches.
 
     left: the first microbatch left to run. again: earlier microbatches that are repeated for the neighbouring stages,
     though their gradients are already summed. The instructions keep the order of the whole cell's program, so stages

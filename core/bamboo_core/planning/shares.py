@@ -12,7 +12,7 @@ def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]
 
 
 def kept_share(plan: Plan, worker: WorkerId) -> set[int]:
-    """Return the layers that a worker copies to host memory when states begin; a stage's holders divide its layers."""
+    """Return the layers whose copies a worker keeps after starting from a checkpoint; a stage's holders divide them."""
     kept: set[int] = set()
     for number, layers in enumerate(plan.stages):
         holders = dict.fromkeys(w for c in plan.cells() if c.stage == number for w in plan.at(c).holders)

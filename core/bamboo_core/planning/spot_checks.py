@@ -39,7 +39,7 @@ class SpotSchedule:
 
 def checker(plan: Plan, cell: Cell) -> WorkerId:
     """Return the worker that recomputes a cell's microbatch: another holder of the stage's state, preferably one that
-    runs no cell, the cell's shadow first. It is the owner itself if no other worker holds the state.
+    runs no cell, then a replica of the cell, then an owner in another pipeline; the owner itself if there is no other.
     """
     owner, pipelines = plan.at(cell).owner, len(plan.pipelines)
     same = [Cell((cell.pipeline + d) % pipelines, cell.stage) for d in range(pipelines)]

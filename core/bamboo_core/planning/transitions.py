@@ -5,9 +5,9 @@ to a worker that already holds a usable state of the stage, so any proposal can 
 
 `resize` leads to another number of pipelines of the same stages, or to another schedule, and never disturbs a step.
 Growing first fills the newcomers as additional replicas, then adds their row at a step boundary. Shrinking takes the
-microbatches away from the last rows at a step boundary; the same plan makes their workers replicas of remaining rows,
-which they heal. The old rows and layouts are dropped once a step is committed under the new layout: until then another
-worker may have to finish a step under the old one. A change of schedule works the same way.
+microbatches away from the last rows at a step boundary; the same plan makes their workers replicas in remaining rows,
+where they can replace leaving or doubled workers. Old rows and layouts are dropped once a step is committed under the
+new layout: until then another worker may have to finish a step under the old one. A change of schedule works the same.
 """
 
 from collections import Counter
@@ -69,8 +69,8 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
     """Return the workers that may take over a cell, best first.
 
     First come the cell's replicas in sync, and idle workers with a replica in sync of the stage in any pipeline:
-    staying workers before leaving ones, then workers on nodes without lost or leaving workers, then idle workers. The
-    stage's owners in other pipelines and workers that report its state follow, ordered by node in the same way.
+    staying workers before leaving ones; among these, nodes without lost or leaving workers before others; then idle
+    workers before others. Then come the stage's other owners and workers that report its state, ordered by node, too.
     """
     plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
@@ -83,8 +83,8 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
 
 
 def improve(view: PlanningView) -> Plan | None:
-    """Return the next plan towards the desired holders: add missing replicas, else move cells to owners in sync, else
-    end portions, else drop and reorder replicas. None if nothing has to change, or until replicas are in sync.
+    """Return the next plan towards the desired holders: add missing replicas, else move cells to desired owners in
+    sync, else end portions, else drop and reorder replicas. None if nothing has to change, or can change yet.
     """
     plan, lacks = view.plan, _lacks(view)
     cells = {c: plan.at(c) for c in plan.cells()} if lacks.replicas or not lacks.is_settled else {}
@@ -104,8 +104,8 @@ def improve(view: PlanningView) -> Plan | None:
 
 @dataclass(frozen=True, slots=True)
 class _Lacks:
-    """The differences between the plan's holders and the desired ones, by cell. replicas: the missing ones. owners: the
-    desired owners where they differ. order: the desired replicas, in order, of cells that keep their owner.
+    """The differences between the plan's holders and the desired ones, by cell. replicas: desired holders without
+    the state. owners: the desired owners where they differ. order: the desired replicas, where only these differ.
     """
 
     replicas: Mapping[Cell, tuple[WorkerId, ...]]
@@ -306,7 +306,7 @@ def _shrink(view: PlanningView) -> Plan:
 
 
 def _most_needy(view: PlanningView, stage: int, pipelines: int) -> Cell:
-    """Return the cell of a stage whose owner leaves or has several cells; else the first one."""
+    """Return the stage's first cell with an owner that leaves or owns several cells; else its cell in pipeline 0."""
     cells = [Cell(d, stage) for d in range(pipelines)]
     owner = {c: view.plan.at(c).owner for c in cells}
     return next((c for c in cells if owner[c] in view.leaving or len(view.plan.owned_by(owner[c])) > 1), cells[0])
@@ -319,7 +319,7 @@ def _layouts(view: PlanningView, pipelines: int) -> tuple[Layout, ...]:
 
 
 def drop_old_layouts(view: PlanningView) -> Plan | None:
-    """Return the plan without old layouts and rows once a step is committed under the newest layout; else None."""
+    """Return the plan without old layouts and rows; None without any, or until a step is committed under the newest."""
     plan = view.plan
     if len(plan.layouts) == 1 or view.generation < plan.target.generation:
         return None

@@ -10,7 +10,7 @@ LEAST_SHARE = 16
 
 
 def raise_limit() -> int:
-    """Raise the process's soft limit of file descriptors to the hard one, at most MOST. Return the new limit."""
+    """Raise the soft limit of file descriptors to the hard one, at most MOST. Return the soft limit, at most MOST."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -31,7 +31,7 @@ class DescriptorShares:
 
     @classmethod
     def of(cls, limit: int, reserved: int) -> "DescriptorShares":
-        """Return the shares of `limit` descriptors. reserved: for the process itself: API server, files and logs."""
+        """Divide `limit` descriptors; each share is at least LEAST_SHARE. reserved: for the API server, files, logs."""
         free = max(0, limit - reserved)
         unauthenticated, visitors = max(LEAST_SHARE, min(2048, free // 4)), max(LEAST_SHARE, min(512, free // 8))
         return cls(

@@ -62,8 +62,8 @@ class UnauthenticatedConnections(Generic[K]):
         return key in self._unauthenticated
 
     def admit(self, key: K, host: str) -> K | None:
-        """Add a caller. Return the connection to close for it; None if there is room. If all others are being served,
-        the caller is not added, and its own connection is returned.
+        """Add a caller. Return the connection to close for it; None if there is room. If there is none, and all others
+        are being served, do not add the caller, and return its own connection.
         """
         leaving = self.evict() if len(self._unauthenticated) >= self._room else None
         if len(self._unauthenticated) >= self._room:

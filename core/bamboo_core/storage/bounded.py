@@ -62,7 +62,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _said(error: BaseException) -> str:
-    """Return the exception's text in one line, without credentials, with its type unless it is an OSError."""
+    """Return the exception's text in one line, without credentials, with its type except for an OSError with text."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     message = without_secrets(text)[:_LONGEST].strip().rstrip(".")
     return (

@@ -22,7 +22,7 @@ class Files(Protocol):
     """
 
     def write(self, path: str, chunks: Sequence[Buffer]) -> None:
-        """Write durably; until this returns, the path has nothing or the previous file, never a part."""
+        """Write a file durably. Until it is complete, the path has nothing or the previous file, never a part."""
 
     def create(self, path: str, data: bytes) -> None:
         """Write a new file as `write` does. Raises FileExistsError if it exists."""

@@ -34,7 +34,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _partial_file(target: Path) -> Iterator[BinaryIO]:
-    """Yield a new file next to the target, which the caller syncs and renames or links to the target. Afterwards make
+    """Yield a new file next to the target; the caller syncs this file and renames or links it to the target. Then make
     the target's name durable.
     """
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")

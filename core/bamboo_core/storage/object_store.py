@@ -15,7 +15,7 @@ CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 60
 CHUNK: Final = 64 << 20  # bytes read at a time; several reads run at once
 _PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # by extra
-# A private client without cached listings, with its own timeouts.
+# Options of each store's client: its timeouts
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "s3": {
         "config_kwargs": {
@@ -40,7 +40,7 @@ class RemoteEntry:
 
 
 def open_store(url: StoreUrl) -> "ObjectFiles":
-    """Open an object store. Raises StorageError if a package is missing or the client cannot be created."""
+    """Open an object store. Raises StorageError if a package cannot be imported; the client's own errors pass."""
     package = _PACKAGES.get(url.extra)
     try:
         if package is not None:

@@ -50,7 +50,7 @@ class StoreUrl:
 
 
 def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
-    """Parse a store's URL. what: the URL's purpose, for messages. Raises ValueError with a sentence that has no
+    """Parse a store's URL or local path. what: its purpose, for messages. Raises ValueError with a sentence that has no
     credentials.
     """
     with contextlib.suppress(UnicodeError):
@@ -93,7 +93,7 @@ def _file(path: str) -> StoreUrl:
 
 
 def shown_url(url: str) -> str:
-    """Return the URL for messages and logs, with "..." for user, password and parameters."""
+    """Return the URL for messages and logs, with "..." for user (except abfs's container), password and parameters."""
     match = _SCHEME.fullmatch(url)
     if not match:
         return one_line(url)
@@ -106,8 +106,8 @@ def shown_url(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text in one line, with "..." for the values of secret environment variables and for all that looks
-    like a credential.
+    """Return the text in one line, without what looks like a credential, URLs' parameters, and the values of secret
+    environment variables; values shorter than _SHORTEST_SECRET stay.
     """
     values = {
         value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_SECRET

@@ -140,7 +140,7 @@ def _checkpoint(live: Status, now: datetime) -> CheckpointStatus:
 
 
 def _evaluation(live: Status) -> EvaluationStatus:
-    """Return the newest evaluation, without metrics that are not finite. There must be one."""
+    """Return the newest evaluation, which must exist, without metrics that are not finite."""
     step, metrics = live.evaluations[-1]
     return EvaluationStatus(step=step, metrics=_known(metrics))
 
@@ -256,7 +256,7 @@ class JobView:
 
     @property
     def protected(self) -> bool:
-        """Whether every stage has its intended protection, if any; True until the operator has written a status."""
+        """Whether every stage has its intended protection, if any; True if the status lacks the condition Protected."""
         found = self.status.condition("Protected")
         return found is None or found.holds or found.reason == OFF
 
@@ -277,7 +277,7 @@ class JobView:
 
     @property
     def doubled(self) -> set[str]:
-        """The workers that run more than one stage."""
+        """The workers that own more than one cell."""
         return {worker for row in self.plan for worker in row if len(self.cells(worker)) > 1}
 
 

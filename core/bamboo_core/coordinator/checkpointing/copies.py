@@ -1,7 +1,7 @@
-"""Copies of a checkpoint's layers in workers' host memory: a restore reads only layers without a copy from storage.
+"""Copies of a checkpoint's layers in workers' host memory: a restore reads from storage only layers without a copy.
 
-Workers report their copies (CopiesHeld) and are told which ones to drop (DropCopies). A plan that goes back to a
-checkpoint names the holders of each layer's copies; see docs/design/checkpoints.md.
+Workers report their copies (CopiesHeld), and the coordinator tells them which ones to drop (DropCopies). A plan that
+goes back to a checkpoint names the holders of each layer's copies; see docs/design/checkpoints.md.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from bamboo_core.planning.splits.resplit_plans import Sources, holders_of
 
 
 def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> None:
-    """Record which layers of a checkpoint a worker holds in memory. Ignore a report of a layer that does not exist."""
+    """Record a worker's copies of a checkpoint's layers. Ignored without spec.checkpoint, or if a layer is unknown."""
     state = turn.state
     layers = (
         len(state.layers.costs) if state.layers.costs is not None else state.plan.stages[-1][1] if state.plan else None
@@ -36,7 +36,7 @@ def committed(turn: Turn, newest: CheckpointId) -> None:
 
 
 def given_up(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """Tell workers to drop copies of an abandoned checkpoint, and its writers to stop and to remove their files."""
+    """Tell holders to drop copies of an abandoned checkpoint, if any, and its writers to stop and remove files."""
     if checkpoint is not None:
         _drop(turn, (checkpoint,), frozenset(turn.state.checkpoints.dealt.values()))
 
@@ -57,7 +57,7 @@ def begun(turn: Turn, checkpoint: CheckpointId | None) -> None:
 def sources(
     state: CoordinatorState, checkpoint: CheckpointId | None, layers: int, live: Mapping[WorkerId, Peer]
 ) -> Sources:
-    """Return the live workers with a copy of each layer of a checkpoint, by layer; empty if no layer has a copy.
+    """Return, for each layer of a checkpoint, the live workers with a copy of it; () if no layer has a copy.
 
     layers: the model's number of layers.
     """

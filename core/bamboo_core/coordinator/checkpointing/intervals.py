@@ -23,8 +23,8 @@ CALM_WITHOUT_COPIES: Final = 3600.0  # prior: training time with one lost worker
 def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
     """Return the steps between checkpoints: the manifest's, else `best_seconds` in steps of usual duration.
 
-    The result is USUAL_STEPS until steps are timed, and at most USUAL_STEPS afterwards, unless writing would then take
-    more than MOST_WRITING of the time.
+    Without the manifest's, the result is USUAL_STEPS until steps are timed, and at most USUAL_STEPS afterwards, unless
+    writing would then take more than MOST_WRITING of the time.
     """
     if spec.every_steps is not None:
         return spec.every_steps
@@ -40,8 +40,8 @@ def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
 
 
 def best_seconds(cost: float, writing: float, between_losses: float) -> float:
-    """Return the seconds from one checkpoint to the next by Young's and Daly's formula, within the constants' limits.
-
+    """Return the seconds from one checkpoint to the next by Young's and Daly's formula, at most USUAL_SECONDS, but at
+    least LEAST_SECONDS, and enough for writing to take at most the share MOST_WRITING of the time.
     cost: seconds of training that a checkpoint costs. writing: seconds until it is complete. between_losses: seconds
     from one loss that makes the job go back to the next.
     """

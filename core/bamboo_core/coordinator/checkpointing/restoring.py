@@ -71,8 +71,8 @@ def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = Fal
 def may_begin_again(state: CoordinatorState) -> bool:
     """Return whether the job may start at the first step if it has no checkpoint to go back to.
 
-    It may if no step is committed yet, or if the job keeps checkpoints and none exists yet. It may not if existing ones
-    are unusable or the job keeps none: the user may know a better way then.
+    It may if no step is committed yet, or if the job keeps checkpoints and none exists yet. Otherwise the existing ones
+    are unusable, or the job keeps none, and it may not: the user may know a better way then.
     """
     none_yet = state.spec.checkpoint is not None and not (state.checkpoints.bad or state.restoring.spoiled)
     return nothing_trained(state) or none_yet
@@ -87,7 +87,7 @@ def nothing_trained(state: CoordinatorState) -> bool:
 
 
 def check_deadline(turn: Turn) -> None:
-    """Fail a job that could not go on from a checkpoint within RESTORE_SECONDS, such as for lack of nodes."""
+    """End a job as Unrecoverable if it cannot go on from a checkpoint within RESTORE_SECONDS, as for lack of nodes."""
     state, c = turn.state, turn.state.restoring
     if state.phase != "Restoring" or c.back_since is None or turn.now - c.back_since <= RESTORE_SECONDS:
         return

@@ -95,7 +95,7 @@ def look_after(turn: Turn) -> None:
 
 
 def stop(turn: Turn, reason: str, message: str) -> None:
-    """End the job, with a checkpoint of its newest state if the job keeps checkpoints and is training.
+    """End the job, after a last checkpoint if it keeps checkpoints, is training and has steps after the newest one.
 
     No step is committed after that checkpoint, so a resumed job repeats none. If the root is lost while workers write
     the checkpoint, the worker that takes over commits more steps, which a resumed job repeats. A coordinator that has
@@ -144,7 +144,7 @@ def _lacks_pause(state: CoordinatorState) -> bool:
 
 
 def _keep_the_endangered(turn: Turn) -> None:
-    """Make a checkpoint due at once if all holders of a stage are under notice; again for further notices."""
+    """Make a checkpoint due at once if all holders of a stage are under notice, once more at each further notice."""
     state, c = turn.state, turn.state.checkpoints
     noticed = frozenset(state.noticed)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:

@@ -63,7 +63,7 @@ def lacks_room(state: CoordinatorState, plan: Plan) -> bool:
 
 
 def redundancy(state: CoordinatorState, plan: Plan) -> RedundancySpec:
-    """Return the redundancy in use on the plan's grid: as many replicas as fit in memory, and Auto resolved."""
+    """Return the redundancy in use on the plan's grid: the replicas that `spec_on` keeps, and Auto resolved."""
     asked = spec_on(state, grid_of(plan), plan.stages).redundancy
     return asked.on(plan.target.pipelines, apart=are_owners_apart(state, plan))
 
@@ -80,7 +80,7 @@ def are_owners_apart(state: CoordinatorState, plan: Plan) -> bool:
 
 
 def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> JobSpec:
-    """Return the job's spec with the redundancy that fits in memory on this grid.
+    """Return the job's spec, for elastic and Auto jobs with only the replicas that fit in memory on this grid.
 
     split: layers of each stage; None: the split that the grid would get, which heeds memory.
     """
@@ -333,7 +333,7 @@ def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: f
 def restart_wait(state: CoordinatorState) -> float:
     """Return the seconds for which a restore waits for more workers, at most `elastic.stabilizationSeconds`.
 
-    That is the usual time to replace a worker, from GATHERING to SOON; else GATHERING: the job starts small and grows.
+    That is the usual time to replace a worker if between GATHERING and SOON, else GATHERING: the job starts small.
     """
     usual = _usual_refill(state)
     return min(stabilization_seconds(state.spec), usual if GATHERING < usual <= SOON else GATHERING)

@@ -30,7 +30,7 @@ NO_ROOM: Final = ", without copies of stages, for which no grid has room"
 
 def watch(turn: Turn) -> None:
     """Record measurements, and since when another grid has been worth a change, for a job with `elastic`. For other
-    jobs with `redundancy.mode: Auto`, only compute the estimates once.
+    jobs with `redundancy.mode: Auto`, only compute the estimates of step times once (`keep_rates`).
     """
     state = turn.state
     if state.spec.elastic is None:
@@ -59,8 +59,8 @@ def keep_rates(turn: Turn) -> None:
 
 
 def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
-    """Return the grid to which a change pays, or is necessary, by measured times of layers; None if there is none.
-    First update the number of workers to hold (`objective: Value`). Emit an event if no grid fits an edit.
+    """Return the grid to which a change pays or is necessary, by measured times of layers, even if only the split
+    changes; else None. Also update `holding.target` (`objective: Value`), and report an edit that no grid fits.
     """
     state = turn.state
     assert state.spec.elastic is not None
@@ -76,7 +76,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
 
 
 def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
-    """Return the grid of `_guess` until layers are measured; None if it has as many pipelines as now, or none fits."""
+    """Return the grid of `_guess`, with the present schedule; None if there is none, or if pipelines stay as many."""
     grid = grid_of(state.current_plan)
     found = _guess(state, rates, holding.counted(state, state.staying))
     if found is None or found.pipelines == grid.pipelines:
@@ -85,8 +85,8 @@ def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
 
 
 def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | None:
-    """Return the grid with as many pipelines of the manifest's stages as the workers fill, until layers are measured;
-    None if the manifest leaves the number of stages open or no grid fits.
+    """Return the grid with the most pipelines that fits the workers and their memory, for use until layers are
+    measured; None if no grid fits, or if the manifest does not set the number of stages.
     """
     if state.spec.topology.chooses_stages:
         return None
@@ -98,7 +98,7 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 
 
 def _note(turn: Turn, staying: int) -> None:
-    """Record the number of ready workers without a notice (`staying`); for `objective: Value` also who they are."""
+    """Record the number of ready workers without a notice; for `objective: Value` also which workers have none."""
     state = turn.state
     leaving = [w for w in state.holding.staying if w in state.noticed]
     spared = sum(1 for w in leaving if state.membership.leaving[w].spared and state.workers[w].ready)
@@ -108,15 +108,15 @@ def _note(turn: Turn, staying: int) -> None:
 
 
 def _has_to_change(state: CoordinatorState) -> bool:
-    """Return whether the job must leave its grid even for a slower one: an edit excludes the grid, workers that run
-    stages are given back, or the requested replicas fit only with another split.
+    """Return whether the job must change even to a slower grid: an edit excludes the present one, workers that run
+    stages are given back, or workers lack memory for the present split.
     """
     outside = not is_within_bounds(state.spec, grid_of(state.current_plan))
     return outside or holding.is_too_large(state) or _is_split_too_large(state)
 
 
 def _is_split_too_large(state: CoordinatorState) -> bool:
-    """Return whether the present split of the layers lacks memory for replicas for which another split has room."""
+    """Return whether workers lack memory for the present split, with the replicas that the grid should have."""
     plan = state.current_plan
     return not has_room(state, grid_of(plan), plan.stages)
 
@@ -161,7 +161,7 @@ def _learn(turn: Turn) -> None:
 
 
 def _look(state: CoordinatorState) -> tuple[float, ...] | None:
-    """Return each layer's present seconds from workers' reports; None until all are timed, and while a grid changes."""
+    """Return each layer's present seconds per microbatch; None until all stages are timed, and while layers move."""
     plan = state.current_plan
     if state.phase != "Running" or len(plan.layouts) > 1 or plan.sources:
         return None
@@ -253,7 +253,7 @@ def _report_if_no_grid_fits_the_edit(turn: Turn, rates: GridRates, workers: int,
 
 @lru_cache(maxsize=16)
 def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
-    """Return why no grid of `workers` workers can run, and a larger number of workers for which one can, if any."""
+    """Return why these workers can run no grid, and a larger number that can; or why even the most cannot, and None."""
     spec, layers = rates.spec, len(rates.figures.layers)
     most = whole_workers(spec)
     tried = [min(workers << doubled, most) for doubled in range(1, most.bit_length() + 1)]
@@ -301,7 +301,7 @@ def report_choice(turn: Turn, grid: Grid) -> None:
 
 
 def _described(grid: Grid, state: CoordinatorState) -> str:
-    """Describe the grid, with its schedule if the manifest allows several or an edit excludes it."""
+    """Describe the grid, with its schedule if it has several stages and the manifest allows another schedule."""
     allowed = schedules(state.spec)
     chosen = grid.stages > 1 and (len(allowed) > 1 or grid.schedule not in allowed)
     return f"{grid.name} by {grid.schedule}" if chosen else grid.name

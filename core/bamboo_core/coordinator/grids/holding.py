@@ -1,6 +1,6 @@
-"""How many workers are worth their price (`elastic.objective: Value`), and which workers the job gives back.
+"""The choice of how many workers are worth their price (`elastic.objective: Value`), and which ones to give back.
 
-A worker that adds less than it costs is given back and not replaced. See docs/design/grids.md.
+The job does not replace a worker that it gives back. See docs/design/grids.md.
 """
 
 import math
@@ -46,7 +46,7 @@ def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float
 
 
 def edited(turn: Turn) -> None:
-    """Forget the target number of workers if an edit has ended `objective: Value`."""
+    """Forget the target number of workers, and which workers stay, unless the edited job has `objective: Value`."""
     if not gives_back(turn.state.spec):
         known = turn.state.holding
         turn.put(Holding(prices=known.prices, more=known.more, zones=known.zones))
@@ -169,7 +169,7 @@ class Worth:
         )
 
     def speed(self, held: int) -> float:
-        """Return the expected samples per second with `held` workers, some of which are lost and not replaced yet."""
+        """Return the samples per second with `held` workers, averaged over how many are lost and not replaced yet."""
         chances = dict(_missing(held, self._share))
         return sum(chance * self._undisturbed(held - lost) for lost, chance in chances.items()) / sum(chances.values())
 
@@ -228,7 +228,7 @@ def _fewest(worth: Worth, most: int, speed: float) -> int:
 
 
 def _compared(worth: Worth, fewest: int, most: int, top: float) -> Iterator[int]:
-    """Yield at most MOST_COMPARED numbers of workers, from `fewest` up, that could be worth more than `fewest`."""
+    """Yield `fewest` and larger numbers of workers that could be worth as much, at most MOST_COMPARED in all."""
     least = worth.value(fewest)
     able = [n for n in range(fewest, most + 1) if top >= least * worth.price(n)] or [fewest]
     yield from able[:: -(-len(able) // MOST_COMPARED)]
@@ -241,9 +241,9 @@ def _pause_of(state: CoordinatorState, rates: GridRates, workers: int) -> float:
 
 
 def resume(turn: Turn) -> None:
-    """Set the number of workers to hold, after a restart of the coordinator, to the number of cells in the plan.
+    """After a restart of the coordinator, hold as many workers as the grid has cells until `aim` chooses again.
 
-    It stays until `aim` chooses again.
+    Only for `objective: Value`.
     """
     known, plan = turn.state.holding, turn.state.plan
     if gives_back(turn.state.spec) and plan is not None:

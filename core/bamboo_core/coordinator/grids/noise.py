@@ -25,10 +25,10 @@ def usual(looks: Looks) -> tuple[float, ...]:
 
 
 def have_changed(looks: Looks) -> bool:
-    """Return whether the time of all layers has changed by more than the noise.
+    """Return whether the time of all layers together has changed by more than the noise.
 
-    That needs KEPT measurements: all of the newer half above, or all below, the older half (by noise alone once in a
-    million times), and medians that differ by more than ALIKE.
+    Of KEPT measurements, all of the newer half must lie above, or all below, the older half (by noise alone once in a
+    million times), and the halves' medians must differ by more than ALIKE. False with fewer measurements.
     """
     works = [sum(costs) for costs in looks]
     older, newer = works[: KEPT // 2], works[KEPT // 2 :]

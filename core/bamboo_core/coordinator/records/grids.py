@@ -73,7 +73,7 @@ class GridState(Record):
     its states. tries: the times of changes of the grid since workers or layer times last changed.
 
     taken: seconds of the newest undisturbed steps on the running grid. run: their number, with the first steps, which
-    `taken` leaves out. heard: the committed steps that are recorded. measured: step times of grids that have run.
+    `taken` leaves out. heard: the number of committed steps recorded. measured: step times of grids that have run.
     short: the newest step that lacked a worker (`lacking`), and since when. workers: the number of ready ones without
     notice; changes: the times of its newest changes. gaps: the times of losses of workers that have no successor yet.
     refills: seconds until the newest successors came. expected: the rate of the grid that the job should run.

@@ -234,8 +234,8 @@ def _milliseconds(value: float) -> float:
 class ModelLayers(Record):
     """The costs and sizes of the model's layers, as a worker reports them (Profile).
 
-    asked: the worker that was asked; None: none. costs: operations of each layer; None until known. sizes: their
-    bytes; empty if unknown. memory: bytes of the smallest device; None if unknown.
+    asked: the worker that was asked; None: none. costs: operations of each layer; None until known. sizes: the layers'
+    bytes; empty if unknown. memory: bytes of that worker's smallest device; None if unknown.
     """
 
     asked: WorkerId | None = None

@@ -47,7 +47,7 @@ class WorkerEnd:
 
 
 class Workers(dict[WorkerId, WorkerRecord], Record):
-    """All present workers, in order of joining. Immutable: each change returns a new value."""
+    """All present workers, in order of joining. Never changed in place: each method returns a new value."""
 
     def joined(self, hello: protocol.Hello, peer: Peer, now: float) -> "Workers":
         """Add a worker whose channel was opened."""
@@ -227,7 +227,7 @@ class Straggler:
 class StragglerState(Record):
     """The workers' speeds, and the workers replaced because of them.
 
-    slow: includes workers that are not reported yet. paces: the times of owners, by the layers that they run now.
+    slow: all stragglers, even if not reported yet. paces: the times of owners, by the layers that they run now.
     estimate: the newest estimate of layers' times that covers all layers. looked_at: when workers were last compared,
     in seconds. replaced: the times of replaced workers, by their layers. replacements: the number of replaced workers.
     asked_at: since when one worker more is requested to replace a slow one. again_at: when another may be requested.

@@ -70,10 +70,10 @@ def is_free(state: CoordinatorState) -> bool:
 
 
 def _faster(state: CoordinatorState, slow: Sequence[str], now: float) -> FasterSplit | None:
-    """Return the split with the shortest steps on the present workers.
+    """Return a split with shorter steps on the present workers, and why it is faster.
 
-    None if times are unknown, if the layers were split for these workers recently, or if the split is not faster by
-    WORTH, does not earn back its pause, or does not fit in memory.
+    None if layers may not move (`_can_move`), if their times are unknown, if they were split for these workers
+    recently, or if the split is not faster by WORTH, does not earn back its pause, or does not fit in memory.
     """
     plan, work, evened = state.current_plan, state.stragglers.estimate, state.splits.evened
     rests = evened is not None and evened[0] == places(state) and now - evened[1] < REST_SECONDS
@@ -93,7 +93,7 @@ def _faster(state: CoordinatorState, slow: Sequence[str], now: float) -> FasterS
 
 
 def _can_move(state: CoordinatorState) -> bool:
-    """Return whether the split may change, all workers stay (one for each cell), and every owner has reported times."""
+    """Return whether the split may change, each cell has a live worker of its own, and all owners' times are known."""
     plan = state.current_plan
     live = state.live(plan)
     places, layers = len(plan.stages) * state.spec.worker.devices, plan.stages[-1][1]

@@ -51,7 +51,7 @@ def has_begun(state: CoordinatorState) -> bool:
 
 
 def wants(state: CoordinatorState, now: float) -> bool:
-    """Return whether to request a cut: another grid or a faster split is due, and nothing else is going on."""
+    """Return whether to request a cut: a new grid or split is due, nothing else goes on, and replicas are in step."""
     plan = state.current_plan
     if not is_possible(state) or not (is_resized(state, now) or state.splits.faster) or state.checkpoints.writers:
         return False
@@ -165,7 +165,7 @@ def _ask(turn: Turn) -> None:
 
 
 def carried(turn: Turn, number: int, cut: CheckpointId) -> None:
-    """Record that a commit has carried the cut request with that number; ignored unless this request is open."""
+    """Record that a commit has carried the cut request with that number, if it is open and the job has steps left."""
     resplit = turn.state.splits.resplit
     if resplit is not None and resplit.number == number and resplit.cut is None and not _is_end(turn.state, cut):
         turn.put(replace(turn.state.splits, resplit=replace(resplit, cut=cut, since=turn.now)))
@@ -177,7 +177,7 @@ def _is_end(state: CoordinatorState, cut: CheckpointId) -> bool:
 
 
 def state_held(turn: Turn, worker: WorkerId, message: protocol.StateHeld) -> None:
-    """Record a worker's copies of layers of a cut's state. This may arrive before the report of the cut's commit."""
+    """Record a worker's copies of layers of a cut's state. The message may come before the report of the commit."""
     state, plan, cut = turn.state, turn.state.plan, message.checkpoint
     if _is_end(state, cut):
         return
@@ -222,9 +222,9 @@ def next_plan(turn: Turn) -> Plan | None:
 
 
 def last_plan(turn: Turn) -> Plan | None:
-    """Return the plan with which workers drop their copies, once all have started from the cut; None before.
+    """Return the plan with which workers drop their copies once all have started from the cut or checkpoint; else None.
 
-    This also records how long the cut stopped training.
+    Also record how long the cut stopped training.
     """
     state, plan = turn.state, turn.state.plan
     if plan is None or not has_begun(state) or not plan.worker_ids() <= state.workers.keys():

@@ -1,8 +1,8 @@
 """Filling new workers with copies of stages before a cut, so that few layers move while training stands still.
 
-When a cut for another grid is due, idle workers become replicas of the stages whose layers they will mostly need, while
-training goes on. The cut is requested when these replicas are in step. A job that is short of workers does not wait
-for that. See docs/design/resplit.md.
+When a cut for another grid is due, idle workers become replicas of the stages from which they will need most layers,
+while training goes on. The cut is requested when these replicas are in step. A job that is short of workers does not
+wait for that. See docs/design/resplit.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from bamboo_core.planning.steps.worker_memory import spare_bytes
 
 
 def watch(turn: Turn) -> None:
-    """Decide which idle workers become replicas of which stages; keep the decision for the same workers and grid."""
+    """Choose temporary replicas on idle workers, once for the same workers and grid; drop them when no cut is due."""
     state = turn.state
     if state.splits.resplit is not None:
         return

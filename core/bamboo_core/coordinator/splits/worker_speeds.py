@@ -57,7 +57,7 @@ def of_replaced(state: CoordinatorState) -> list[Measurement]:
 def own_paces(state: CoordinatorState) -> dict[tuple[WorkerId, Layers], OwnPace]:
     """Return each owner's times for its layers, with the newest one added. Times of other layers are dropped.
 
-    A slow worker's usual time is not learned, since the worker would then seem to have recovered.
+    A slow worker without a usual time gets none, since the worker would then seem to have recovered.
     """
     plan, known, paces = state.current_plan, state.stragglers.paces, {}
     for cell, times in owned_times(state).items():
@@ -112,7 +112,7 @@ def estimate(state: CoordinatorState, measured: Speeds) -> WorkEstimate | None:
 def _reading(owned: Mapping[Cell, StageTimes], stage: int) -> float:
     """Return the share, 0 to 1, of the first or last stage's time per microbatch that it spends on data.
 
-    It is the part of a whole forward outside its layers; 0 if layers are not timed one by one.
+    That time is the part of a forward outside the layers; the share is 0 if layers are not timed one by one.
     """
     known = [t for c, t in owned.items() if c.stage == stage and t.each]
     parts = [max(0.0, t.forward - sum(t.each)) / seconds_of(t) for t in known]
@@ -138,7 +138,7 @@ def _shares(
 def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
     """Return each owner's time per counted cost of its layers, relative to the other owners' median.
 
-    This is for workers without another comparison. Empty if fewer than LEAST_WORKERS owners are measured.
+    For workers without another comparison. Empty without counted costs, or with under LEAST_WORKERS measured owners.
     """
     plan, costs = state.current_plan, state.layers.costs
     if costs is None or len(costs) != plan.stages[-1][1]:

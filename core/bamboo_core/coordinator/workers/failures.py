@@ -1,7 +1,7 @@
 """Consequences of how workers ended: none, a counted failure, or the end of the job.
 
-The loss of a worker and how it ended become known in any order: a closed link races its process's exit code. The
-decisions here do not depend on that order.
+The loss of a worker and how it ended become known in any order: a closed link races the exit code of the worker's
+process. The decisions here do not depend on that order.
 """
 
 from bamboo_core.coordinator.events import Emit, Outcome
@@ -47,7 +47,7 @@ def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, 
 
 
 def by_itself(exit_code: int | None) -> bool:
-    """Return whether a worker ended by itself. Exit code 0 counts, too; signals (negative) and EXIT_FENCED do not."""
+    """Return whether a worker ended by itself, even with exit code 0. None, signals (negative), EXIT_FENCED: False."""
     return exit_code is not None and exit_code >= 0 and exit_code != EXIT_FENCED
 
 

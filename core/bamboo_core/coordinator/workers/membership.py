@@ -1,4 +1,4 @@
-"""Membership in the job: joining, notices, and declaring workers lost."""
+"""Membership in the job: joining, notices, declaring workers lost, and requesting new ones."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -30,7 +30,8 @@ EARLY_SECONDS = 10.0  # from the end of its notice until a worker that has not j
 def joined(turn: Turn, hello: protocol.Hello) -> None:
     """Admit or refuse a worker that opens a channel: a new one, or one that reconnects.
 
-    Refuse workers that are gone, and unknown workers with another job's plan, or with any plan after the recovery.
+    Refuse workers that are gone, and unknown workers with a plan that cannot be this job's, or with any plan unless the
+    job is Pending or Recovering.
     """
     state, worker, plan = turn.state, hello.worker, hello.plan
     if worker in state.membership.gone:
@@ -103,7 +104,7 @@ def declare_lost(
     known: bool = False,
     removed: bool = False,
 ) -> None:
-    """Declare a worker lost, for good.
+    """Declare a worker lost, for good. If it is gone already, only record how it ended (`note_exit`).
 
     known: the shell reports that it is gone, so without an exit code it was taken away; if False, the shell may explain
     its end later. exit_code: its exit code; a negative one (a signal's) counts as None. removed: the shell ended it
@@ -294,11 +295,10 @@ def _missed(turn: Turn, worker: WorkerId) -> float:
 
 
 def _patience(turn: Turn) -> float:
-    """Return the extra seconds to wait, and keep them for a while, if most workers are silent at once: the coordinator
-    itself may be unreachable.
+    """Return the extra seconds to wait for overdue workers: 0 unless most workers are silent at once, or were lately.
 
-    Their channels then close and reopen one by one. So the coordinator counts the workers that are silent now, overdue
-    or not, and stays patient for a while after the first ones return.
+    Then the coordinator itself may be unreachable, and channels close and reopen one by one. So it counts the workers
+    that are silent now, overdue or not, and stays patient for a while after the first ones return.
     """
     state, latest = turn.state, turn.now - 2 * HEARTBEAT_SECONDS
     silent = sum(record.cut_since is not None or record.seen < latest for record in state.workers.values())

@@ -19,7 +19,7 @@ _NAMED = 3  # workers in a sentence
 def refuse_misfits(turn: Turn) -> None:
     """Dismiss workers whose platform conflicts with that of the workers that train.
 
-    When the job begins or restarts from a checkpoint, the most common platform decides, once all workers are ready.
+    When the job begins or restarts from a checkpoint, the most common platform decides, once `whole_workers` are ready.
     """
     state, holders = turn.state, _holders(turn.state)
     begins = state.phase in ("Pending", "Restoring")
@@ -84,7 +84,7 @@ def refuse_other_data(turn: Turn, worker: WorkerId, report: protocol.WorkerReady
 
 
 def _other_data(known: protocol.WorkerReady, report: protocol.WorkerReady) -> tuple[str, str] | None:
-    """Return the difference between the first worker's data and another's, as (first, other); None if they match."""
+    """Return how the first worker's data and another's differ, as (first, other); None if they match or are unknown."""
     if not report.samples:
         return None
     if (known.samples, known.steps) != (report.samples, report.steps):

@@ -68,7 +68,7 @@ def _nobody_came_back(turn: Turn, message: str) -> None:
 
 
 def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
-    """Return the seconds to wait for missing workers; more if commits show that owners live, or if most are lost."""
+    """Return the seconds to wait for missing workers; more if commits show that owners live, or if most are missing."""
     state, owners = turn.state, {plan.at(cell).owner for cell in plan.cells()}
     if state.step > 0 and turn.now - state.progress.last_at < RECOVERY_SECONDS and missing & owners:
         return ALONE_SECONDS

@@ -62,7 +62,7 @@ def cell_parts(cell: Cell, devices: int) -> list[Cell]:
 
 
 def expanded(plan: Plan) -> Plan:
-    """Return the plan with a stage for each device; the same plan if workers have one device."""
+    """Return the plan with its stages divided into device stages; the same plan if workers have one device."""
     if not plan.device_layers:
         return plan
     devices = range(devices_of(plan))

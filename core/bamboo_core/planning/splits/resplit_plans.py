@@ -34,9 +34,7 @@ def needed(plan: Plan, worker: WorkerId) -> frozenset[int]:
 
 
 def lacking(plan: Plan, held: Held, sizes: Sequence[float]) -> dict[WorkerId, float]:
-    """Return the bytes of state that each worker of the plan needs and does not have. sizes: bytes of each layer's
-    state.
-    """
+    """Return the bytes of state that each owner or replica of the plan lacks. sizes: bytes of each layer's state."""
     return {
         worker: sum(sizes[layer] for layer in needed(plan, worker) - held.get(worker, frozenset()))
         for worker in sorted(plan.holders())
@@ -44,11 +42,12 @@ def lacking(plan: Plan, held: Held, sizes: Sequence[float]) -> dict[WorkerId, fl
 
 
 def placed(plan: Plan, peers: Sequence[Peer], held: Held, sizes: Sequence[float]) -> Plan:
-    """Return the plan with workers exchanged so that the worker that lacks most bytes lacks fewer; the same plan if
-    that does not help.
+    """Return the plan with workers exchanged so that the worker that lacks most bytes lacks fewer, or else all together
+    do; the same plan if that does not help.
 
-    Greedy: the pair of worker and place (a worker's cells and replicas) that saves most comes first. Places stay in
-    their zones, and on their nodes if workers share nodes, so neighbours stay apart. peers: the workers to choose from.
+    Greedy: the pair of worker and seat (a worker's cells and replicas) with the most bytes already held comes first.
+    Seats stay in their zones, and on their nodes if workers share nodes, so neighbours stay apart. peers: the workers
+    to choose from.
     """
     known, shared = {peer.worker: peer for peer in peers}, share_nodes(peers)
     owners = list(dict.fromkeys(plan.at(cell).owner for cell in plan.cells()))
@@ -71,8 +70,8 @@ def _burden(bytes_lacking: Collection[float]) -> tuple[float, float]:
 def _matched(
     plan: Plan, seats: Sequence[WorkerId], workers: Sequence[WorkerId], held: Held, sizes: Sequence[float]
 ) -> dict[WorkerId, WorkerId]:
-    """Return a worker for each seat: the cells and replicas of one worker of the plan, under its name. Pairs whose
-    worker holds most of the bytes needed come first. Equal seats, and workers with equal layers, are compared once.
+    """Return a worker for each seat (cells and replicas of one worker). Pairs with the most bytes already held come
+    first. Equal seats, and workers with equal layers, are compared once.
     """
     wanting: dict[frozenset[int], list[WorkerId]] = {}
     having: dict[frozenset[int], list[WorkerId]] = {}
@@ -89,8 +88,8 @@ def _matched(
 
 
 def renamed(plan: Plan, names: Mapping[WorkerId, WorkerId]) -> Plan:
-    """Return the plan with each worker replaced by its value in `names`. A worker that would both own and replicate a
-    cell only owns it.
+    """Return the plan with each owner and replica replaced by its value in `names`; `workers` stays. A worker that
+    would both own and replicate a cell only owns it.
     """
 
     def held(cell: Assignment) -> Assignment:
@@ -111,10 +110,10 @@ def filled_before(
     """Choose the replicas that idle workers receive in advance, before the job continues under the plan `onward`.
     Return the workers by cell.
 
-    spare: workers that run nothing now. Each worker that holds a stage in `onward` gets copies of the stages of which
-    it will need at least the share MOSTLY, and of the stage of which it will need the most bytes. sizes: bytes of each
-    layer, or equal weights. has_room: whether a worker has memory for these stages in addition to its present replicas.
-    Pipelines take turns as sources, so no owner sends to all of them.
+    spare: workers that run nothing now. Each of these that holds a stage in `onward` gets copies of the stages of which
+    it will need at least the share MOSTLY, and of the stage of which it will need the most bytes, if it has memory for
+    them (has_room, which counts the replicas that it keeps anyway). sizes: bytes of each layer, or equal weights.
+    Pipelines take turns as sources, so that their owners share the sending.
     """
     replicas: dict[Cell, tuple[WorkerId, ...]] = {}
     for number, worker in enumerate(w for w in spare if w in onward.holders()):
@@ -174,16 +173,16 @@ class Beginning(NamedTuple):
     # the layers of each stage, if decided with the cut; valid as long as every worker keeps its place
     stages: Ranges | None = None
     held: Held = NOTHING_HELD  # all layers that workers have of it; `sources` names a part
-    sizes: Sequence[float] = ()  # bytes of each layer, to move few bytes; empty for a checkpoint of the store
+    sizes: Sequence[float] = ()  # bytes of each layer, to move few bytes; empty if unknown
 
 
 def holders_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources:
-    """Return the live workers that hold each layer, at most MOST_SOURCES."""
+    """Return for each layer the live workers that hold it, at most MOST_SOURCES. layers: how many the model has."""
     return tuple(tuple(w for w in live if layer in held.get(w, ()))[:MOST_SOURCES] for layer in range(layers))
 
 
 def sources_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources | None:
-    """Return the live workers that hold each layer; None if a layer has no holder."""
+    """Return the same as `holders_of`, but None if a layer has no holder."""
     sources = holders_of(held, layers, live)
     return sources if all(sources) else None
 
@@ -260,21 +259,21 @@ def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
 
 
 def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[WorkerId], grid: Grid) -> bool:
-    """Return whether the grid stays the same, with one worker for each cell, and all workers stay."""
+    """Return whether the plan has only this grid, no owner has two cells, all owners stay, all replicas are live."""
     owners = [plan.at(cell).owner for cell in plan.cells()]
     all_stay = set(owners) <= set(staying) and plan.holders() <= set(live)
     return all_stay and grid == grid_of(plan) and len(plan.layouts) == 1 and len(set(owners)) == len(owners)
 
 
 def _seats(peers: Sequence[Peer], cells: int) -> dict[WorkerId, Peer]:
-    """Return the workers by unique names, at least one name per cell; if workers are too few, neighbours share one."""
+    """Return the worker of each named seat, at least one per cell. If workers are too few, adjacent seats share one."""
     if len(peers) >= cells:
         return {peer.worker: peer for peer in peers}
     return {f"seat {i}": peers[i * len(peers) // cells] for i in range(cells)}
 
 
 def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:
-    """Sort the workers so that few layers move: workers that run stages first, in the order of the stages."""
+    """Sort the workers so that few layers move: owners first, in the order of their first cells."""
     place: dict[WorkerId, Cell] = {}
     for cell in plan.cells():
         place.setdefault(plan.at(cell).owner, cell)
@@ -283,7 +282,7 @@ def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:
 
 
 def in_places(plan: Plan, peers: Sequence[Peer], cells: int) -> list[Peer]:
-    """Sort the workers so that the first `cells` of them are at the cells that they own, with others in the gaps."""
+    """Sort the workers so that an owner's index is that of its cell among the first `cells`; others fill the gaps."""
     order = {cell: i for i, cell in enumerate(plan.cells()[:cells])}
     seats: dict[int, Peer] = {}
     for peer in peers:

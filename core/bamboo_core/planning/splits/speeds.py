@@ -4,7 +4,7 @@ The model: a worker takes (its slowness) x (the seconds of its layers) for a mic
 layers differ by their slowness, whatever the layers are. One worker that ran different layers shows by how much these
 differ. So each measurement ties a worker to some layers, and workers that are tied to each other, even through others,
 are comparable. In logarithms the product is a sum, so least squares give both factors. Parallel pipelines make the
-owners of one stage comparable; a ring, in which each worker also times the next one's layers, all workers.
+owners of one stage comparable. In a ring, each worker also times the next one's layers: all workers are comparable.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A worker's seconds for a stage: medians of the newest microbatches, without waits and repetitions."""
 
     layers: tuple[Layer, Layer]  # the stage's, half-open
-    # forward, backward: of a whole microbatch; 0 if the worker does not run the stage
+    # forward, backward: of a whole microbatch; 0 if the worker has not timed both, as for a replicated stage
     forward: Taken = 0.0
     backward: Taken = 0.0
     # the forward of each layer by itself; empty if unknown
@@ -40,8 +40,8 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def forward_share(times: Iterable[StageTimes]) -> float | None:
-    """Return the forward's share of a microbatch's time, from workers that run both directions; None if none has
-    reported.
+    """Return the forward's share of the seconds of forwards and backwards together, over the times that have both; None
+    if none has.
     """
     both = [(one.forward, one.backward) for one in times if one.forward > 0 and one.backward > 0]
     forward, backward = (sum(seconds) for seconds in zip(*both, strict=True)) if both else (0.0, 0.0)
@@ -58,8 +58,8 @@ def uneven_split(costs: Sequence[float], slowness: Sequence[float], fixed: Seque
 
     costs: the cost of each layer, finite and not negative. slowness: a factor above 0 for each stage's worker; a stage
     takes the sum of its layers' costs times this. fixed: a cost to add to each stage's sum. Among the best splits it
-    returns one whose stages differ least (least sum of squares). The search is exact, not greedy, since it matters
-    whether a slow stage can hold the layer at its place. There must be at least as many layers as stages.
+    returns one whose stages differ least (least sum of squares). The search is exact: greedy filling may leave a slow
+    stage a layer that is too long for it. There must be at least as many layers as stages.
     """
     total = list(accumulate(costs, initial=0.0))
     stages = list(zip(slowness, fixed or [0.0] * len(slowness), strict=True))
@@ -110,11 +110,11 @@ def _most_even(total: Sequence[float], workers: Stages, limit: float) -> Ranges:
 
 
 def step_seconds(seconds: Sequence[Sequence[float]], microbatches: Sequence[int], devices: int = 1) -> float:
-    """Return the computing time of a step: the first microbatch passes all stages, each further one waits for the
-    longest.
+    """Return the computing time of a step, that of the slowest pipeline: its first microbatch passes all stages, each
+    further one waits for the longest stage.
 
     Transfers take no time. seconds: the time of a microbatch's forward and backward, [pipeline][stage]. microbatches:
-    their number in each pipeline. devices: the number that a stage's layers are divided among, about evenly.
+    their number in each pipeline. devices: how many devices share a stage's layers, about evenly.
     """
     rows = zip(seconds, microbatches, strict=True)
     return max(sum(row) + (count - 1) * max(row) / devices for row, count in rows)
@@ -159,7 +159,7 @@ class Speeds:
     others: Mapping[WorkerId, tuple[WorkerId, ...]]
 
     def excess(self, worker: WorkerId) -> float | None:
-        """Return how many times slower a worker is than the other workers' median; None if it cannot be compared."""
+        """Return the worker's slowness divided by the median slowness of comparable workers; None if it has none."""
         others = [self.slowness[other] for other in self.others.get(worker, ())]
         return self.slowness[worker] / median(others) if others else None
 

@@ -49,10 +49,10 @@ class GridRate:
 def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:
     """Yield the grids of each number of stages that the job may have, with every schedule that it may use.
 
-    For each number of stages: the most pipelines that the workers fill and, among smaller numbers with the same longest
-    share (`most_microbatches`), the smallest, since a step takes about as long with each of them. A single stage never
-    waits, so it uses the first schedule only. Yields none if the workers are too few for the job to begin. only: the
-    one number of stages to consider; None: all.
+    For each number of stages: the most pipelines that the workers fill and, of all numbers with the same longest share
+    (`most_microbatches`), the smallest, since a step takes about as long with each of these. A single stage never
+    waits, so it uses the first schedule only. Yields none if the workers are too few for the job to begin. layers: the
+    model's number of layers. only: the one number of stages to consider; None: all.
     """
     if workers < fewest_workers(spec):
         return
@@ -85,7 +85,7 @@ def _bounds(spec: JobSpec) -> tuple[range, range]:
 
 
 def may_do_without(spec: JobSpec) -> bool:
-    """Return whether the job may give up replicas for which there is no room: it asks for some and has checkpoints."""
+    """Return whether the job may give up replicas for lack of room: redundancy is on, and there are checkpoints."""
     return spec.checkpoint is not None and spec.redundancy.mode is not RedundancyMode.NONE
 
 
@@ -137,7 +137,7 @@ class GridRates:
         return 0 < self.spec.redundancy.kept < grid.pipelines
 
     def lacks_room(self, grid: Grid) -> bool:
-        """Return whether the job runs that grid without replicas of stages: they do not fit, and it may do without."""
+        """Return whether replicas do not fit on the grid, and the job may run it without them."""
         without = may_do_without(self.spec) or self.siblings_suffice(grid)
         return without and self._split_with_copies(grid) is None
 
@@ -209,8 +209,8 @@ class GridRates:
         return self.split(grid) is not None
 
     def split(self, grid: Grid) -> Ranges | None:
-        """Return the layers of each stage, the fastest split that fits into memory; None if there is none. The split
-        leaves room for the requested replicas; if none does, owners in other pipelines may replace them.
+        """Return the layers of each stage, the fastest split found that fits into memory; None if none does. It leaves
+        room for the requested replicas, or for none if no split does and owners in other pipelines replace them.
         """
         split = self._split_with_copies(grid)
         if split is None and self.siblings_suffice(grid):
@@ -226,9 +226,7 @@ class GridRates:
         return self._splits[alike]
 
     def _alike_in_memory(self, grid: Grid) -> object:
-        """Return a key that is equal for grids with the same memory needs: microbatches beyond the ones in flight need
-        none.
-        """
+        """Return a key that is equal for grids with the same memory needs: only microbatches in flight take memory."""
         order = StageOrder(grid.schedule)
         devices = grid.stages * self.spec.worker.devices
         most = max(one.in_flight(0, devices, MANY) for one in (order, order.taken_over()))
@@ -320,7 +318,7 @@ class GridRates:
         return AlikePipelines(plan, plan.target, grid.pipelines, most_sums(training.groups, grid.pipelines))
 
     def _least(self, grid: Grid) -> float:
-        """Return a lower bound of a step's seconds: the computing of the longest stage of an even split."""
+        """Return a lower bound of a step's seconds: one device runs an even share or more, one the longest layer."""
         devices = grid.stages * self.spec.worker.devices
         return most_microbatches(self.spec.training, grid.pipelines) * max(self._whole / devices, self._longest)
 

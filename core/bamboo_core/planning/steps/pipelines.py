@@ -45,8 +45,8 @@ class Group:
     order: StageOrder
     network: Network
     busy: tuple[float, ...]  # seconds until each worker can begin
-    # by worker, the first worker's number on its machine, if workers share connections, as devices of a node do; ():
-    # each has its own
+    # by worker, the number of the first worker on its machine, whose workers share connections; (): each worker has a
+    # machine of its own
     machines: tuple[int, ...] = ()
     # for cells that several workers run: the worker of each range of microbatches; an owner runs any other cell alone
     runs: tuple[tuple[Place, tuple[Run, ...]], ...] = ()
@@ -54,15 +54,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoss:
-    """Workers that are lost within a step, and the change of plan that follows. lost: each worker and the second of the
-    step. planned: the second at which the new plan takes effect. runs: the workers of the cells that then change hands.
+    """A change of plan within a step, and the workers lost before it, if any. lost: each worker and the second of the
+    step. planned: the second at which the plan takes effect. runs: for each cell that then changes hands, its new runs.
     """
 
     lost: tuple[tuple[int, float], ...]
     planned: float
     runs: tuple[tuple[Place, tuple[Run, ...]], ...]
-    # cells whose owner has or gets the sums of finished groups: the owner, the microbatches that end the groups that it
-    # skips, and the seconds after `planned` until it has the sums
+    # cells whose owner has or gets the sums of finished groups: the owner, the microbatch after each group that it may
+    # skip, and the seconds after `planned` until it has the sums
     kept: tuple[tuple[Place, tuple[int, tuple[int, ...], float]], ...] = ()
 
 
@@ -121,7 +121,7 @@ class _Cell:
     place: Place
     run: Run
     program: list[Computed]  # the rest begins at `done`
-    goes_first: bool = False  # other workers run the rest of the cell
+    goes_first: bool = False  # before other cells, as other workers run the rest of this one
     done: int = 0
     arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of arrived frames
     begins: float = 0.0  # the second before which it does not run
@@ -166,7 +166,7 @@ class _Worker:
 
 
 class _Execution:
-    """One step of pipelines that share workers, executed frame by frame. losses: the workers' losses in this step."""
+    """One step of pipelines that share workers, executed frame by frame. losses: the changes of plan in this step."""
 
     def __init__(self, group: Group, losses: Sequence[StepLoss]) -> None:
         self._group, self._losses = group, losses
@@ -316,8 +316,8 @@ class _Execution:
         self._workers[number].alive = False
 
     def _take_over(self, loss: StepLoss, now: float) -> None:
-        """Apply a loss: give cells to new runners. Senders repeat frames that these may lack, and rerun microbatches
-        whose frames are in no log.
+        """Apply a change of plan: give cells to new runners. Senders repeat frames that the new runners may lack, and
+        rerun microbatches whose frames are in no live worker's log.
         """
         kept = dict(loss.kept)
         for place, runs in loss.runs:
@@ -353,8 +353,8 @@ class _Execution:
             self._push(max(now, cell.begins), partial(self._turn, cell.run[2]))
 
     def _lacking(self, rows: Collection[int]) -> Iterator[tuple[_Cell, set[int]]]:
-        """Yield each cell of these pipelines that has to rerun microbatches, with their numbers, because their frames
-        are in no live worker's log and no remaining instruction makes them.
+        """Yield each cell of these pipelines that has to rerun microbatches, with their numbers: a neighbour still
+        needs their frames, no live worker's log has these, and no remaining instruction makes them.
         """
         for cell in [one for place, cells in self._cells.items() if place[0] in rows for one in cells]:
             (d, s), logged = cell.place, self._log.get(cell.place, {})
@@ -373,7 +373,7 @@ class _Execution:
                         yield sender, again
 
     def _resend(self, now: float, cell: _Cell) -> None:
-        """Send a cell the frames that it needs again, from the logs of workers that are alive."""
+        """Send a cell again the frames of its program's microbatches, from the logs of workers that are alive."""
         needed = {instruction.microbatch for instruction in cell.program}
         logged = [(frame, sender) for frame, sender in self._log.get(cell.place, {}).items() if frame[1] in needed]
         for frame, sender in sorted(logged, key=lambda sent: (sent[0][1], not sent[0][0])):

@@ -58,7 +58,7 @@ ALMOST: Final = 1 - 1e-9  # lowers bounds, as sums of floats depend on their ord
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Seconds and bytes of each stage: sums over its layers, or for `boundary` its last layer's output."""
+    """Seconds and bytes of each stage: its layers' sums, passes with the engine's overhead; `boundary`: its output."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -173,9 +173,9 @@ class StepModel:
         )
 
     def _kept(self, before: Plan, plan: Plan, layout: Layout, cell: Cell) -> tuple[tuple[int, ...], float] | None:
-        """Return the groups whose sums a new owner gets instead of computing them, and the most seconds until it has
-        the sums: ((), 0.0) if the owner stays; None without portions or a worker with sums. Groups are given by the
-        microbatches at their ends, numbered from 0 in the pipeline; the last group is never among them.
+        """Return the groups whose sums a new owner may get instead of computing them, and the most seconds until it has
+        the sums: ((), 0.0) if the owner stays; None without portions or a worker with sums. A group is given by the
+        first microbatch after it, numbered from 0 in the pipeline; the last group is never among them.
         """
         owner, portions, own = plan.at(cell).owner, plan.at(cell).portions, layout.split[cell.pipeline]
         if before.at(cell).owner == owner:
@@ -200,8 +200,8 @@ class StepModel:
     # grids of equal pipelines
 
     def completed(self, alike: AlikePipelines, ends: Sequence[float]) -> float:
-        """Return the seconds of a step whose stages finish their passes at these times: add the gradients' reduction
-        and the commit. ends: the times, by stage, after the update of the step before and all forwards and backwards.
+        """Return the seconds of a step, given when its stages end their passes: add the gradients' reduction and the
+        commit. ends: by stage, the seconds of the update of the step before and all forwards and backwards, with waits.
         """
         plan, layout = on_devices(alike.plan), alike.layout
         cells = {(d, s): end for d in range(layout.pipelines) for s, end in enumerate(ends)}
@@ -379,8 +379,8 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
 
 
 def _runs(plan: Plan, layout: Layout, cell: Cell, numbers: Mapping[WorkerId, int]) -> tuple[Run, ...]:
-    """Return which worker runs which microbatches of a cell. numbers: by worker. Microbatches count from 0 in the
-    cell's pipeline.
+    """Return which worker runs which microbatches of a cell. numbers: the number of each worker in its group.
+    Microbatches count from 0 in the cell's pipeline.
     """
     assignment, own = plan.at(cell), layout.split[cell.pipeline]
     if not assignment.portions:

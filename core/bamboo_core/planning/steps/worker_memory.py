@@ -1,7 +1,7 @@
 """The memory that workers need, from the sizes of layers. Pure.
 
-`device_peak` is the only count of a device's memory: for `bamboo plan` and the choice of grids from a profile, for
-`bamboo validate --load` from the task (`bamboo_trainer.memory.estimate`).
+`device_peak` is the only count of a device's memory: for `bamboo plan` from a profile, for the coordinator's grids from
+sizes that workers report, for `bamboo validate --load` from the task (`bamboo_trainer.memory.estimate`).
 
 `fitting_split` finds the fastest split of the layers over stages that fits into memory. A fast stage may be large in
 memory: a wide embedding, or the first stages, which keep the most microbatches in flight. A worker's need also depends
@@ -120,7 +120,7 @@ def device_peak(spec: JobSpec, roles: Roles, stage: Callable[[int], StageBytes])
 
 def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, split: Ranges | None = None) -> int:
     """Return the bytes of the device that needs most: normally, or while its worker also runs lost workers' stages.
-    split: the layers of each stage, if not by their costs. Raises ValueError if the layers cannot be split so.
+    split: the layers of each stage; None: as `layer_ranges` splits them, which may raise ValueError.
     """
     spec, devices = in_force(spec), spec.worker.devices
     stages = split or layer_ranges(figures.costs, spec.topology, devices=devices)
@@ -151,7 +151,7 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
     has_casts = training.precision is not Precision.FP32 and training.parameter_precision is ParameterPrecision.FP32
 
     def stage(s: int) -> StageBytes:
-        """Return a stage's bytes. A layer without activations is checkpointed or has no product: no casts stay."""
+        """Return a stage's bytes. Layers without activations (checkpointed, or no matrix products) keep no casts."""
         layers = figures.layers[slice(*ranges[s])]
         casts = sum(layer.parameters // 2 for layer in layers if layer.activations) if has_casts else 0
         inputs = figures.layers[ranges[s][0] - 1].boundary if s else 0
@@ -161,8 +161,8 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
 
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
-    """Return a sentence if a worker's memory may not suffice. It is "" if the memory suffices, and for elastic jobs,
-    for which the coordinator chooses only grids that fit.
+    """Return a warning that a worker's memory may not suffice; "" if it suffices, and for elastic jobs, for which the
+    coordinator chooses only grids that fit.
     """
     if spec.elastic:
         return ""
@@ -213,9 +213,9 @@ def fitting_split(figures: ModelFigures, spec: JobSpec, memory: int) -> Ranges |
 
 @dataclass(frozen=True, slots=True)
 class _Loads:
-    """Prefix sums over layers, from which the time and memory of any stage follow. costs: seconds. fixed: bytes that do
-    not depend on microbatches (parameters, optimizer, gradients, replicas). flying: bytes of activations per microbatch
-    in flight. All three have layers + 1 values. counts: microbatches in flight, by stage.
+    """Prefix sums over layers, from which the time and memory of any stage follow. costs: as in `ModelFigures`. fixed:
+    bytes that do not depend on microbatches (parameters, optimizer, gradients, replicas). flying: bytes of activations
+    and outputs per microbatch in flight. All three have layers + 1 values. counts: microbatches in flight, by stage.
     """
 
     costs: Sequence[float]
@@ -268,7 +268,7 @@ class _Loads:
         return best
 
     def _filled(self, seconds: float, share: float) -> Ranges | None:
-        """Return a split whose stages take as many layers as `seconds` and `share` (bytes) allow; None if it fails."""
+        """Return the greedy split within `seconds` and `share` (bytes) per stage; None if layers or stages are left."""
         layers, depth, bounds = len(self.costs) - 1, len(self.counts), [0]
         for stage, count in enumerate(self.counts):
             first, most = bounds[-1], layers - (depth - 1 - stage)
