@@ -83,7 +83,7 @@ def manifest(task: TaskName, stages: int, microbatches: int, steps: int, *, mode
 
 
 class Lab:
-    """The fork server that all repetitions share, and its temporary folders."""
+    """The fork server that all runs of a benchmark share, and a temporary folder for each run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -124,7 +124,7 @@ class Lab:
 
 
 def busy_seconds() -> float:
-    """Return the CPU seconds that this machine has spent on all processes."""
+    """Return the seconds since boot in which cores were neither idle nor waiting for I/O, summed over all cores."""
     ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
@@ -135,7 +135,7 @@ def children(pid: int) -> list[int]:
 
 @asynccontextmanager
 async def lab() -> AsyncIterator[Lab]:
-    """Open a lab for the block. Afterwards, even after an error, none of its processes is left."""
+    """Open a lab for the block, which SIGTERM cancels. No process of the lab outlives it, even after an error."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, asyncio.current_task())
     with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder:
@@ -153,8 +153,8 @@ def _cancel(task: asyncio.Task[Any] | None) -> None:
 
 
 class Job:
-    """A job and the loop around its coordinator. `look` is called after every event with the resulting commands.
-    machines: the most workers at once; further requests wait.
+    """A job and the loop around its coordinator. After every event the loop calls `look` with the time, the event and
+    the resulting commands. machines: the most workers at once; further ones that the coordinator requests wait.
     """
 
     def __init__(self, place: Lab, document: Any, *, main: str) -> None:
@@ -221,7 +221,7 @@ class Job:
         self.look(now, event, commands)
 
     def staff(self) -> None:
-        """Start waiting workers, up to the number of machines."""
+        """Start the requested workers that wait, while fewer than `machines` are alive."""
         while self._waiting and len(self.lab.pool.alive) < self.machines:
             self._waiting -= 1
             self._start()

@@ -23,9 +23,9 @@ WORK = ("Forward", *BACKWARDS, "BackwardRest", "BackwardWeight")
 
 @dataclass(slots=True)
 class Disturbance:
-    """A worker's loss, with the times until its cell is taken over (monotonic clock).
+    """A worker's loss or notice, and the moments of its cell's takeover (monotonic clock).
 
-    calm: seconds of the median undisturbed step before. anew: the step began anew on another grid, without a takeover.
+    calm: median seconds of the undisturbed steps before. anew: the step began anew on another grid, without a takeover.
     """
 
     victim: WorkerId
@@ -46,12 +46,12 @@ class Disturbance:
 
 @dataclass(slots=True)
 class Taker:
-    """A fault injector that takes `count` workers, of random cells, each at a random moment of a step after the job has
-    healed.
+    """A fault injector that takes away `count` workers, one by one, and then stops the job. Each owns a random cell and
+    goes at a random moment of a step, once the job has healed.
 
     There is one moment in each of `count` equal parts of a step, in random order, so that no run has more late losses
-    than another. A killed worker's replacement starts only two steps later, as on a new node: here its start would take
-    a core from the other workers.
+    than another. A killed worker's replacement starts only two steps later, as on a new node: on this machine its start
+    would take a core from the other workers.
     """
 
     job: Job
@@ -92,7 +92,7 @@ class Taker:
         return len(self.job.committed) <= d.step + 1 if d.anew else d.reported is None
 
     def _settled(self) -> bool:
-        """Return whether all obey the plan, each cell has its own owner and a copy, and all replicas are in sync."""
+        """Return whether workers obey the plan, each cell has its own owner and a copy, and replicas are in sync."""
         state = self.job.state
         if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.plans.applied:
             return False
@@ -153,7 +153,7 @@ class Taker:
 
 
 async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: int) -> dict[str, Any]:
-    """Take `count` workers from a job, one by one; return each takeover's figures and the cores of other processes."""
+    """Take `count` workers from a job one by one; return takeovers' figures and the cores that other processes used."""
     job = Job(place, document, main="_recorder:record")
     taker = Taker(job, count, notice, random.Random(seed))
     job.look = taker.look
@@ -165,11 +165,11 @@ async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: 
 
 
 def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
-    """Return the figures of a kill, in milliseconds. The heir is the cell's new owner.
+    """Return the figures of a kill, times in milliseconds. The heir is the cell's new owner.
 
-    pause: until the heir has repeated the last forward or backward of the open steps that the victim had done. work,
-    idle: of the heir, from the plan until it is done with the cell's step; tail: from then until the commit. If the
-    step began anew, only the steps' times.
+    pause: from the kill until the heir has repeated the last forward or backward of the open steps that the victim had
+    done. work: of the heir, from the plan until the commit. idle: the time from the plan until the heir is done with
+    the cell's step, minus work. tail: from then until the commit. If the step began anew, only the figures of `_steps`.
     """
     if d.anew:
         return _steps(d, committed, at=d.at)
@@ -203,16 +203,16 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
 
 
 def _work(done: Done) -> tuple[str, Cell, int, int]:
-    """Return the key by which an heir's instruction is matched with its victim's. A whole backward matches the first
-    part of a split one.
+    """Return the key by which an instruction of the heir is matched with the victim's. A whole backward matches the
+    first part of a split one.
     """
     name, cell, step, microbatch = done.what
     return BACKWARDS[0] if name in BACKWARDS else name, cell, step, microbatch
 
 
 def planned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
-    """Return the figures of a notice, in milliseconds. pause: from a step's last backward to the next step's first
-    forward, minus the usual time.
+    """Return the figures of a notice, times in milliseconds. pause: from the last backward of the step before the
+    takeover to the cell's first forward in the next step, minus the usual time.
     """
     assert d.planned is not None
     first = min(x.step for x in done if x.worker == d.heir and x.cell == d.cell and x.name in WORK and x.end > d.at)

@@ -1,4 +1,4 @@
-"""A task whose layers sleep instead of computing, which looks like one accelerator per worker to the schedule.
+"""A task whose layers mostly sleep instead of computing, as if each worker had an accelerator of its own.
 
 On a machine with fewer cores than workers real arithmetic fills every bubble with another worker's work, so only the
 total computing shows. Layers that sleep show the schedule: bubbles, waits and the critical path.
@@ -48,8 +48,8 @@ def _sleep(seconds: float, _: Tensor) -> None:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Build the task. config: layers; forwardMs and backwardMs of each; ballast: elements of an unused parameter in
-    each.
+    """Build the task. config: layers, their number; forwardMs and backwardMs of each; ballast (optional): elements of
+    an unused parameter in each.
     """
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, WIDTH, generator=generator)

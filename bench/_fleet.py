@@ -48,7 +48,7 @@ class Fleet:
         return Counter(self._nodes.values())[worker.node] == 1
 
     async def run(self) -> None:
-        """Follow pods and nodes and run the workers, forever."""
+        """Follow the pods, run their workers and commit the jobs' steps, forever."""
         tasks = [asyncio.create_task(play.train()) for play in self.plays.values()]
         tasks.append(asyncio.create_task(self._measure_lag()))
         connector = aiohttp.TCPConnector(limit=0)

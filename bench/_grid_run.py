@@ -49,7 +49,7 @@ def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
 
 
 def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool = False) -> Trace:
-    """Return a trace of node counts, `seconds` each; a repeated count replaces a node. notice: falls are announced."""
+    """Return a trace of node counts, `seconds` each; a repeated one replaces a node. notice: announce decreases."""
     changes: list[NodeChange] = []
     live: list[str] = []
     made = 0
@@ -93,7 +93,7 @@ class GridRun:
 
 
 async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace) -> GridRun:
-    """Run a job to its end; return its history. Raises RuntimeError if it does not complete. folder: a new one."""
+    """Run a job to its end; return its figures. Raises RuntimeError if it does not complete. folder: a new one."""
     folder.mkdir()
     job, output = folder / "job.yaml", folder / "output"
     job.write_text(yaml.safe_dump(dict(document)))

@@ -1,5 +1,5 @@
 """One rank of a job's training on torch.distributed.pipelining (over gloo). Layers, data, loss and optimizer come from
-the task that Bamboo's workers train, too, and the split of layers from the function that they use.
+the task that Bamboo's workers train, too, and the split of layers from Bamboo's `split_layers`.
 """
 
 import os

@@ -1,5 +1,5 @@
 """The test cluster's real control plane with many fake nodes, and the operator's calls to it. There are no kubelets:
-`_fleet` acts for all nodes and pods. The API server audits the operator's requests.
+`_fleet` acts for them on pods, and `report_nodes` on nodes. The API server audits the operator's requests.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Plane(ControlPlane):  # type: ignore[misc]
         return {name: child.pid for name, child in self.children.items()}
 
     def calls(self, since: float, until: float) -> Counter[tuple[str, str]]:
-        """Count the operator's requests between two time.time(), by client ("operator" or "kopf") and by request."""
+        """Count the operator's requests between two moments of time.time(), by client (operator, kopf) and request."""
         counts: Counter[tuple[str, str]] = Counter()
         for entry in map(json.loads, self.audit.read_text().splitlines()):
             watch = entry["verb"] == "watch"
@@ -115,7 +115,7 @@ def _seconds(stamp: str) -> float:
 
 @asynccontextmanager
 async def plane(folder: Path, nodes: int) -> AsyncIterator[Plane]:
-    """Start a control plane with the CRD, the operator's rights, and `nodes` ready nodes."""
+    """Run a control plane for the block, with the CRD, the operator's rights, and `nodes` ready nodes."""
     programs = build.binaries()
     found = Plane(folder, programs)
     rules = [{"level": "Metadata", "users": [ACCOUNT], "omitStages": ["RequestReceived"]}, {"level": "None"}]

@@ -41,7 +41,7 @@ class Operator:
 
 @contextmanager
 def running_operator(cluster: Cluster, folder: Path) -> Iterator[Operator]:
-    """Run an operator under its own ServiceAccount, for all namespaces."""
+    """Run an operator for the block, under its own ServiceAccount and for all namespaces."""
     kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig", 7200)
     (folder / "key").write_bytes(secrets.token_bytes(32))
     command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-m", "bamboo_operator"]
@@ -63,7 +63,7 @@ def running_operator(cluster: Cluster, folder: Path) -> Iterator[Operator]:
 
 
 def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU seconds that each of these processes has used, and all other processes together ("others")."""
+    """Return the CPU seconds used so far, by name of the process; "others": by all other processes together."""
     ticks = os.sysconf("SC_CLK_TCK")
     busy, seconds = busy_seconds(), {}
     for name, pid in pids.items():

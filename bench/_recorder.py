@@ -1,5 +1,5 @@
-"""Recorders in a worker: of each instruction at once, so that nothing is lost if the worker is killed, in lines of
-name, pipeline, stage, step, microbatch, start and end (the machine's monotonic clock); or of the ends of its steps.
+"""Recorders in a worker. One writes each instruction at once, in case of a kill, as a line of name, pipeline, stage,
+step, microbatch, start and end (the machine's monotonic clock); the other writes the ends of steps when it is closed.
 """
 
 import json
@@ -44,7 +44,7 @@ class Recorder(Follower):
 
 
 def read(folder: Path) -> list[Done]:
-    """Return the instructions that all workers have finished, in the order of their ends."""
+    """Return the finished instructions of every worker with a record in the folder, in the order of their ends."""
     found = []
     for path in folder.glob("*.record"):
         for line in path.read_text().splitlines(keepends=True):
@@ -56,7 +56,7 @@ def read(folder: Path) -> list[Done]:
 
 
 class StepTimes(Follower):
-    """A recorder of each step's end in this worker, and of the CPU time until then. It writes only at its end."""
+    """A recorder of each step's end in this worker, and of the CPU time until then. It writes all when it is closed."""
 
     def __init__(self, path: str) -> None:
         self._path, self._ends = Path(path), dict[int, tuple[float, float]]()

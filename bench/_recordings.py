@@ -1,8 +1,8 @@
-"""Published recordings of spot nodes as a trace: in the formats that Bamboo reads, or as tables of numbers of nodes.
+"""Published recordings of spot nodes, read as traces: files in Bamboo's formats, or tables of numbers of nodes.
 
 YYYY-MM-DD,HH:MM:SS,COUNT                the number of nodes
-seconds,nodes / SECONDS,COUNT            the same
-seconds,ZONE,ZONE... / SECONDS,COUNT...  the same in each zone
+seconds,nodes / SECONDS,COUNT            the same, below a header
+seconds,ZONE,ZONE... / SECONDS,COUNT...  the number in each zone, below a header
 
 The oldest node is assumed to leave first.
 """
@@ -18,7 +18,7 @@ from bamboo.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_
 
 
 def recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
-    """Yield the recordings of a folder by name. Other files, such as prices, are skipped."""
+    """Yield the name and trace of each recording (*.csv) in a folder, by name. Skip other files, such as prices."""
     for path in sorted(folder.glob("*.csv")):
         rows = [[cell.strip() for cell in line.split(",")] for line in path.read_text().splitlines() if line.strip()]
         first = rows[0][0]

@@ -74,8 +74,8 @@ class Scene:
         self._next = 0
 
     async def start(self) -> Json:
-        """Start all jobs in waves, each once all earlier jobs run, and wait until all run. Returns the figures of that
-        time.
+        """Start all jobs in waves, each wave once all earlier jobs run; then wait until all have settled plans. Return
+        the figures of the time until all run.
         """
         async with self.window() as window:
             names = list(self.plays)
@@ -91,7 +91,9 @@ class Scene:
         await self._api.request("POST", f"{KIND}/namespaces/{NAMESPACE}/bamboojobs", _manifest(name, self.size))
 
     async def _run(self, wanted: int, new: int) -> None:
-        """Wait until `wanted` jobs run, and report progress. new: how many of them have just been created."""
+        """Wait until `wanted` jobs run, and report progress. Raises RuntimeError if a job fails or takes too long.
+        new: the number of jobs that have just been created.
+        """
         began = said = time.monotonic()
         while (found := await self._states())["Running"] < wanted:
             now = time.monotonic()
@@ -112,9 +114,7 @@ class Scene:
 
     @asynccontextmanager
     async def window(self) -> AsyncIterator[Json]:
-        """Measure the block: yield a dictionary that holds its figures (seconds, CPU, memory, API calls) once the block
-        has ended.
-        """
+        """Measure the block: yield a dictionary that holds the fields of its `Window` once the block has ended."""
         figures: Json = {}
         before, began, clock = cpu_seconds(self._pids), time.monotonic(), time.time()
         self.fleet.late = 0.0
@@ -146,8 +146,8 @@ class Scene:
         """Give notice to one node of each of the next `count` jobs at once, wait until the jobs have recovered, and
         remove the taints.
 
-        Returns seconds since the taint's write began: to its end, and to the plan's arrival at the first and last
-        survivor (None if some have not heard of it after HEAR_SECONDS).
+        Returns for each job the seconds from the beginning of the taint's write to its end, and to the new plan's
+        arrival at the first and last survivor (both None if some have not received it after HEAR_SECONDS).
         """
         names = list(self.plays)
         plays = [self.plays[names[(self._next + index) % len(names)]] for index in range(count)]
@@ -184,7 +184,7 @@ class Scene:
         return {"job": play.name, "written": written, "first": None, "last": None}
 
     async def _healed(self, plays: list[Play]) -> None:
-        """Wait until the jobs have healed. Raises RuntimeError on timeout, since the operator is overloaded."""
+        """Wait until the jobs have healed. Raises RuntimeError after HEAL_SECONDS; the operator is then overloaded."""
         deadline = time.monotonic() + HEAL_SECONDS
         while not all(play.calm(self.size.workers, CALM_SECONDS) for play in plays):
             if time.monotonic() > deadline:
@@ -200,7 +200,7 @@ class Scene:
         await self._api.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": taints}}, content=MERGE)
 
     def load(self) -> str:
-        """Return the operator's CPU time and memory so far, as text."""
+        """Return the operator's CPU time so far and its present memory, as text."""
         took = cpu_seconds(self._pids)["operator"]
         return f"the operator has used {took:.0f} s, {self._operator.memory()[0]:.0f} MiB"
 

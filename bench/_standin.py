@@ -80,7 +80,7 @@ class Play:
     ended: list[str] = field(default_factory=list)  # reasons, other than a notice, for which workers were told to stop
 
     async def train(self) -> None:
-        """Commit a step every `step_seconds`, forever; each commit puts waiting plans in force."""
+        """Every `step_seconds`, forever, put waiting plans in force and, if the root is connected, commit a step."""
         await asyncio.sleep(random.uniform(0, self.step_seconds))  # noqa: S311
         while True:
             await asyncio.sleep(self.step_seconds)
@@ -110,7 +110,7 @@ class Play:
             self.plan = plan
 
     def calm(self, size: int, seconds: float) -> bool:
-        """Return whether no plan has come for `seconds`, and all `size` workers are in the newest one and obey it."""
+        """Return whether the last plan came at least `seconds` ago and its `size` workers are connected and obey it."""
         if self.plan is None or time.monotonic() - self.plan_at < seconds:
             return False
         whole = self.plan.worker_ids() == self.workers.keys() and len(self.workers) == size
@@ -118,7 +118,7 @@ class Play:
 
 
 class Standin:
-    """A worker without a model. run() ends when the coordinator stops it, and calls `token` for each connection."""
+    """A worker without a model. run() calls `token` per connection, and ends if the coordinator stops or refuses it."""
 
     def __init__(self, play: Play, name: WorkerId, node: str, address: str, url: str, tls: ssl.SSLContext) -> None:
         self.play, self.name, self.node, self.epoch = play, name, node, 0
@@ -207,7 +207,7 @@ class Standin:
             self._apply(self._plan)
 
     def _apply(self, plan: Plan, old: Plan | None = None) -> None:
-        """Put a plan in force; report this worker's cells' replicas as in sync, and its new cells as taken over."""
+        """Put a plan in force; report its cells' replicas as in sync and, with `old`, its new cells as taken over."""
         self.epoch = plan.epoch
         self.say(PlanApplied(epoch=plan.epoch))
         for cell in plan.owned_by(self.name):

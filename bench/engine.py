@@ -7,9 +7,9 @@
 
 All sides fork their processes from the same server, with one torch thread each, and train the same layers, split alike
 (torch's ZBV: into twice as many stages, two per rank), on the same samples with the same optimizer.
-Bamboo's workers wait for each other at the end of a step, which all commit, with the norm of all gradients; torch's
-ranks do so if they clip. Losses are compared step by step, and the norm of all gradients in the first steps. The sides
-take turns, in an order that is reversed with each round; ratios are of runs of one round.
+Bamboo's workers wait for each other at the end of a step, for the norm of all gradients and the commit; torch's ranks
+wait for that norm if they clip. Losses are compared step by step, and norms in the first steps (with --clip in all).
+The sides take turns, in an order that is reversed with each round; ratios are of runs of one round.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ async def pipelining(place: Lab, document: Any, *, schedule: TorchSchedule = Tor
 
 
 async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
-    """Measure a case. Rounds in which other processes used too much of the machine are kept apart and repeated."""
+    """Measure a task on a number of stages. Keep noisy rounds apart and repeat them, 3 * repeat of them at most."""
     sides = _sides(options, task, stages)
     rounds: list[dict[str, Any]] = []
     noisy: list[dict[str, Any]] = []

@@ -3,16 +3,16 @@
     python bench/gpu.py [--minutes 10] [--only throughput,kills] > report.json
     python bench/gpu.py --small --minutes 2        # tiny sizes: whether all works, not how fast
 
-Prints one JSON object, and its progress on standard error. It trains Llama 3.2 1B in bf16, with fewer blocks on a small
-GPU, and a small Llama on CPUs; a single GPU is shared by its workers. `left_out` names the
-measurements for which no time was left.
+Prints one JSON object, and its progress on standard error. It trains Llama 3.2 1B in bf16 (on a single small
+GPU with fewer blocks and a smaller vocabulary), and a small Llama on CPUs; the workers share a single GPU. `left_out`
+names the measurements for which no time was left.
 
     throughput     tokens per second of one plain PyTorch process and of one and several workers, eager and compiled
     modes          a step with each redundancy mode, over one without
     determinism    a step with `training.deterministic` over one without; whether a job that loses two workers has the
                    bits of an undisturbed one on another grid
-    kills          workers that are killed one after the other: pauses, the affected steps, and the memory in use after
-                   each loss, by nvidia-smi or of the processes
+    kills          workers that are killed one after the other: pauses, the affected steps, and the memory in use before
+                   the first loss and after each one: of the GPUs, or without GPUs of the processes
 """
 
 import math
@@ -189,7 +189,7 @@ def measured(sizes: Sizes, seconds: list[float]) -> Figures:
 
 
 def train_plainly(document: Any, sizes: Sizes, compiled: bool, seconds: float) -> Figures:
-    """Train the job in one plain PyTorch process, without the work that makes Bamboo's bits independent of the grid."""
+    """Train a job in this process with plain PyTorch; return its figures. Raises TimeoutError after `seconds`."""
     end, times = time.monotonic() + seconds, list[float]()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)  # as in a worker

@@ -199,7 +199,7 @@ def _restarts(seconds: list[float], models: Sequence[str], rates: Sequence[float
 
 
 def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float]]:
-    """Return Bamboo's samples divided by each baseline's, for each duration of a restart; inf if it trains none."""
+    """Return Bamboo's samples over each baseline's, for each duration of a restart; inf if the baseline trains none."""
     job = work.job()
     traces = work.traces(job.place.nodes)
     ours = sum(compared(OURS, job, trace, work.hours).samples for trace in traces)
@@ -213,7 +213,7 @@ def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float
 
 
 def _mean(ratios: Sequence[float]) -> str:
-    """Return the geometric mean of the positive finite ratios as text, with their number if others are left out."""
+    """Return the geometric mean of the positive finite ratios as text ("–" if none), with their number if not all."""
     finite = [ratio for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
     if not finite:
         return "–"
@@ -269,8 +269,8 @@ def _show_made_up(table: Table, cases: Sequence[str]) -> None:
 
 
 def _show_cases(table: Table, cases: Sequence[str]) -> None:
-    """Print the means over the models for each case, then for each model Bamboo's throughput relative to the bound, to
-    `checkpoint` and to the best other strategy.
+    """Print for each case the last model's nodes and losses, and means of ratios over the models; then for each model
+    Bamboo's throughput relative to the bound, to `checkpoint` and to the best other strategy.
     """
     heads = [
         "",
@@ -331,7 +331,7 @@ def _ratio(one: float, other: float) -> str:
 
 
 def _plot(table: Table, cases: Sequence[str], path: Path) -> None:
-    """Plot each strategy's throughput relative to checkpoints, and its value relative to on-demand nodes."""
+    """Plot each strategy's throughput relative to `checkpoint`, and its value relative to on-demand nodes."""
     from matplotlib.figure import Figure
 
     from bamboo.simulation.plots import COLOURS, GROUND, INK, SOFT

@@ -1,4 +1,4 @@
-"""Count the layers of the six published models, for the profiles MODEL@DEVICE (`bamboo.profiles.analytic`).
+"""Count the published models' operations and bytes by layer, for profiles MODEL@DEVICE (`bamboo.profiles.analytic`).
 
     python bench/layer_counts.py              # client/bamboo/profiles/counts/*.json
     python bench/layer_counts.py --only vgg
@@ -26,7 +26,7 @@ PRECISIONS = {"": "fp32", "-bf16": "bf16"}
 
 
 def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIGS)}.")] = None) -> None:
-    """Count the layers of each model in each precision, and write a file for each."""
+    """Count the operations and bytes of each model's layers, and write a file for each model and precision."""
     rows = []
     COUNTS.mkdir(exist_ok=True)
     for name in (name for name in CONFIGS if only in (None, name)):

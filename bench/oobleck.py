@@ -63,7 +63,7 @@ class Shape:
 
     def profile(self, memory: float, scale: float) -> ModelProfile:
         """Return a profile in fp32 with AdamW and checkpointed blocks, which keep only their inputs. scale: seconds of
-        a floating-point operation.
+        a floating-point operation. memory: usable bytes of a card.
         """
         tokens = self.samples * self.context
         boundary = tokens * self.width * FP32
@@ -72,7 +72,7 @@ class Shape:
         ends = self.vocabulary * self.width
 
         def layer(numbers: int, forward: float, again: int) -> Layer:
-            """Return the figures of a layer. again: how often the backward repeats the forward."""
+            """Return a layer of `numbers` parameters. forward: operations, which the backward repeats `again` times."""
             return Layer(
                 forward=forward * scale,
                 backward=(2 + again) * forward * scale,
@@ -161,11 +161,10 @@ def read_measured(path: Path, model: str) -> Measured:
 
 
 def replayed(measured: Measured, batch: int, trace: Trace, *, joins_at_once: bool) -> float:
-    """Return Oobleck's samples per second: whole steps at the measured rates between losses, with a pause for each
-    change.
+    """Return Oobleck's samples per second at the measured rates, with a pause for each change of nodes in training.
 
     A loss discards the step in progress; a joining node costs no part of a step. joins_at_once: the fair replay;
-    otherwise nodes join at the next loss, as in the artifact.
+    otherwise nodes join at the next loss, as in the artifact, or at once if nothing trains.
     """
     present = active = 0
     since = samples = 0.0
@@ -205,8 +204,8 @@ def manifest(shape: Shape) -> dict[str, Any]:
 
 
 def scaled(shape: Shape, memory: float, speed: float) -> ModelProfile:
-    """Return the profile whose fastest grid of all nodes trains `speed` samples per second. Raises ValueError if no
-    grid fits into memory.
+    """Return the profile whose fastest grid of all nodes trains about `speed` samples per second. Raises ValueError if
+    no grid fits into memory.
     """
     spec, scale = parse_manifest(manifest(shape)), 1e-13
     for _ in range(SCALINGS):

@@ -4,7 +4,7 @@
     python bench/pause.py --task emulated      # layers that sleep: 10 ms a forward, 20 ms a backward
 
 Processes and sockets are real; this program runs the coordinator. Workers are killed (SIGKILL) or given notice at
-random moments of a step, one stage after the other in random order, each after the job has healed from the one before.
+random moments of a step, one cell after the other in random order, each after the job has healed from the one before.
 
     detect      from SIGKILL until the coordinator knows
     decide      until it has sent the plan

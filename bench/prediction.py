@@ -30,7 +30,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.splits.resplit_plans import Grid
 
-FIRST = 2  # counted from its commit on: earlier steps test determinism, and call everything once
+FIRST = 2  # the first step that counts: earlier steps test determinism, and call everything once
 LIMIT_SECONDS = 400.0
 REPEATS = 5
 STEP_SECONDS = 1.0  # about
@@ -41,7 +41,7 @@ class PredictedCase:
     """A job whose workers come and go. workers: their numbers, each for `seconds`; where a number repeats, a worker is
     lost and replaced. grid: None if the coordinator chooses it.
 
-    No worker leaves together with a neighbour, which would lose a stage: a simulation loses other workers than a run.
+    Workers leave one by one: a simulation loses other workers than a run, and two neighbours at once lose a stage.
     """
 
     workers: tuple[int, ...]
@@ -60,9 +60,7 @@ class PredictedCase:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The job's manifest, with as many steps as it should take until its last number of workers has lasted
-        `seconds`.
-        """
+        """The job's manifest, whose steps last about as long as all numbers of workers together."""
         steps = int(len(self.workers) * self.seconds / STEP_SECONDS)
         return grid_job(steps, self.grid, max(self.workers))
 
@@ -78,7 +76,7 @@ CASES = (
 
 
 async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
-    """Return the profile that this machine measures as `bamboo profile` does."""
+    """Measure a profile on this machine, as `bamboo profile` does. Raises RuntimeError if that fails."""
     answer = await place.pool.call(PROFILE, {"manifest": document, "repeats": REPEATS})
     if answer.get("problem"):
         raise RuntimeError(answer["problem"])
@@ -103,7 +101,7 @@ def course(case: PredictedCase, ends: Sequence[float]) -> dict[str, float]:
 
 
 def simulated_ends(case: PredictedCase, profile: ModelProfile) -> list[float]:
-    """Simulate the case, and return the ends of all steps, in seconds since training began."""
+    """Simulate; return all steps' ends in seconds since training began. Raises RuntimeError if some are missing."""
     document, nodes = case.document, case.nodes
 
     def simulated(delay: float) -> JobResult:

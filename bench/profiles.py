@@ -6,7 +6,7 @@
 The publications give the time of a step on a grid, not of a layer, so the layers' seconds are derived. The published
 step on on-demand machines had no redundancy and no preemptions; the layers take what remains of it after everything
 else that the simulator counts: the pipeline's fill, boundaries on the network, the sum of gradients over the pipelines,
-the update. The script finds that by simulating the step with faster and slower layers. It distributes the seconds over
+the update. The script finds this rest by simulating the step with faster and slower layers, and distributes it over
 the layers in proportion to the operations that `bamboo_trainer.tasks.inspection` counts. The forward gets a third, or a
 quarter if the backward repeats it. Bytes are counted from the layers, on tensors without data.
 """
@@ -75,7 +75,7 @@ UPDATE_BYTES = 28  # moved per parameter: weight, gradient and two moments are r
 
 
 def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIGS)}.")] = None) -> None:
-    """Count each model's layers and write its profile."""
+    """Derive each model's profile and write it to a file."""
     torch.set_num_threads(1)  # a forked process, which counts, would wait for the others in vain
     rows = []
     for name in (name for name in CONFIGS if only in (None, name)):
@@ -96,13 +96,13 @@ def microbatch(workload: Workload) -> int:
 
 
 def whole_seconds(workload: Workload, samples: int) -> float:
-    """Return an upper bound of a microbatch's seconds: M of them on P stages take at least (M + P - 1) / P times it."""
+    """Return an upper bound of a microbatch's seconds s, as M of them on P stages take at least s * (M + P - 1) / P."""
     stages, count = workload.on_demand_gpus // PIPELINES, workload.samples // PIPELINES // samples
     return workload.on_demand_seconds * stages / (count + stages - 1)
 
 
 def paced(profile: ModelProfile) -> ModelProfile:
-    """Return the profile with layers so fast that the simulated on-demand step takes the published time."""
+    """Return the profile with layers scaled to the published on-demand step. Raises RuntimeError if it is too short."""
     published = profile.published
     assert published is not None
     low, high = 0.0, 1.0

@@ -103,7 +103,7 @@ class Compared:
 
 
 def load(checkout: Path) -> Any:
-    """Load a module of the published program by its path, since its package needs more dependencies than the module."""
+    """Return the published simulator's module, loaded by its path: the package around it needs more dependencies."""
     if "published_simulator" not in sys.modules:
         spec = importlib.util.spec_from_file_location("published_simulator", checkout / PROGRAM)
         assert spec is not None
@@ -115,7 +115,7 @@ def load(checkout: Path) -> Any:
 
 
 def theirs(checkout: Path, case: PublishedCase) -> tuple[Found, str]:
-    """Run the published program; return its figures, or the name of its error."""
+    """Run the published program; return its figures and "", or {} and the name of its error."""
     model, made_up = NAMES[case.model], {}
     if case.recording is None:
         made_up = {"seed": case.seed, "removal_probability": case.rate, "generate_addition_probabilities": True}
@@ -133,7 +133,7 @@ def theirs(checkout: Path, case: PublishedCase) -> tuple[Found, str]:
 
 
 def ours(case: PublishedCase) -> tuple[Found, str]:
-    """Run Bamboo's copy of the simulator; return its figures, or the sentence of its error."""
+    """Run Bamboo's copy of the simulator; return its figures and "", or {} and the sentence of its error."""
     workload = workload_of(case.model, case.stages)
     nodes: HourlyNodes | list[Moment]
     if case.recording is not None:
@@ -212,7 +212,7 @@ def random_cases(count: int, folder: Path) -> Iterator[PublishedCase]:
 
 
 def write_table(file: Path, found: Sequence[Compared]) -> None:
-    """Write each case's figures as CSV with all digits; a case that failed has the name of the error instead."""
+    """Write the published program's figures as CSV with all digits, or the name of its error, a line for each case."""
     with file.open("w", newline="") as opened:
         table = tables.DictWriter(opened, [*asdict(found[0].case), "refused", *FIGURES, "hours_run"], restval="")
         table.writeheader()
@@ -223,7 +223,7 @@ def write_table(file: Path, found: Sequence[Compared]) -> None:
 
 
 def commit(checkout: Path) -> str:
-    """Return the commit of the checkout; "unknown" without git."""
+    """Return the commit of the checkout; "unknown" if it is no git repository."""
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return found.stdout.strip() if found.returncode == 0 else "unknown"

@@ -1,5 +1,5 @@
 """Averages over time as the published simulator computes them: the same sums, of the same terms in the same order, so
-that results agree to the last bit of a floating-point number. Callers give milliseconds; sums are in hours.
+that results agree to the last bit. Callers give milliseconds, but `begin` and `end` in hours; sums are in hours.
 """
 
 from bamboo.simulation.figures import SimulationError
@@ -10,8 +10,8 @@ HOUR_MS = 3_600_000.0
 
 
 class BilledHours:
-    """The numbers of billed nodes over time, in hours. The first number that is reported counts from hour 0, so nodes
-    that come after hour 0 may be billed before they come.
+    """The numbers of billed nodes over time, in hours. The first number reported after moment 0 counts from hour 0, so
+    nodes that come later may be billed before they come.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class StepAverages:
         return self._last
 
     def complete(self, now: int) -> None:
-        """Record the end of a step, during which nodes may have come and gone."""
+        """Record a step's end; nodes may have come and gone during it. Raises SimulationError if none was paid for."""
         began, ended, took = self._last / HOUR_MS, now / HOUR_MS, now - self._last
         per_second = self._samples / (took / SECOND_MS)
         usd = self._billed.usd(began, ended)
@@ -95,7 +95,7 @@ class StepAverages:
         self._steps += 1
 
     def complete_alike(self, took: int, count: int) -> None:
-        """Record `count` consecutive steps of `took` milliseconds each, on the present nodes."""
+        """Record `count` consecutive steps of `took` ms on the present nodes. Raises SimulationError without nodes."""
         per_second, took_hours, usd = self._samples / (took / SECOND_MS), took / HOUR_MS, self._billed.usd_per_hour()
         throughput, value, began = self._throughput, self._value, self._last / HOUR_MS
         if not usd:

@@ -1,4 +1,4 @@
-"""VGG-19 and one-column AlexNet, as tasks whose layers `bench/profiles.py` counts. Nothing trains them."""
+"""VGG-19 and one-column AlexNet, as tasks for `bench/profiles.py` and `bench/layer_counts.py`. Nothing trains them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

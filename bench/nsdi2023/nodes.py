@@ -1,7 +1,7 @@
 """Nodes that come and go as in the published simulator, with the same draws in the same order. Pure.
 
 In each hour every node is taken away with the same probability, at a random second, and each free place gets a node
-with that hour's own probability. The next hour's draws depend only on the present nodes.
+with a probability of that hour of the day. Each hour is drawn when it begins, from the nodes present then.
 """
 
 import heapq

@@ -98,8 +98,8 @@ def simulate(
     steps: int | None = None,
     milliseconds: int | None = None,
 ) -> Figures:
-    """Return a run's figures. Raises SimulationError, for example if no step is ever done. events: generated
-    hour by hour, or recorded. steps: the number to do. milliseconds: the run's end, perhaps within a step.
+    """Return a run's figures. Raises SimulationError, for example if no step is ever done. events: generated hour by
+    hour, or recorded. The run ends after `steps`, or at `milliseconds`, perhaps within a step; give at least one.
     """
     return Simulation(workload, events, steps, milliseconds).run()
 
@@ -244,7 +244,7 @@ class Simulation:
         self._push(now + wait, kind)
 
     def _end_rendezvous(self, now: int, event: QueuedEvent) -> None:
-        """Form a grid, or begin again because a listed node is gone. If none is listed, nodes keep their old stages."""
+        """Form a grid of the listed nodes, stop if they are too few, or begin again if one of them is gone."""
         if any(name not in self._nodes for name in self._listed):
             self._begin_rendezvous(now, Kind(event & 7))
             return
@@ -279,7 +279,7 @@ class Simulation:
         self._push(ends, Kind.STEP, number=self._grid)
 
     def _step(self, now: int, event: QueuedEvent) -> None:
-        """Complete a step. If it lost a node, end it later, by half of the time that was left of it at the loss."""
+        """Complete a step. If the grid's first loss was in it, end it later, by half of the time left at the loss."""
         if event.number != self._grid:
             return
         if self._slowed_at is not None and not self._extended:
@@ -297,8 +297,8 @@ class Simulation:
     def _complete_alike(self, now: int, limit: int) -> None:
         """Complete the equal steps before the next other event at once, except the last step of the run.
 
-        Each of them would leave the heap and add the next one, which moves other events. They are skipped only if that
-        moves none, so events of one moment keep their order; otherwise steps go on one by one.
+        Each of them would leave the heap and add the next one, which may move other events. They are skipped only if
+        that moves none, so events of one moment keep their order; otherwise steps go on one by one.
         """
         heap = self._heap
         if self._done_steps.last != now or not heap or heap[0] != (now + self._step_ms) << 3 | Kind.STEP:
@@ -328,8 +328,8 @@ class Simulation:
     # results
 
     def _figures(self, now: int) -> Figures:
-        """Return the figures of the run so far. now: when the run ended. Preemptions and lifetimes of nodes count until
-        then, everything else until the last step.
+        """Return the figures of the run, which ended at `now`. Those of preemptions and of nodes' lifetimes count until
+        then, all others until the last step. Raises SimulationError without a step, or if the run is not done.
         """
         steps, last = self._done_steps.steps, self._done_steps.last
         if not steps:

@@ -66,8 +66,8 @@ class Setting:
 
     @property
     def tried(self) -> tuple[int, ...]:
-        """The MOST_TRIED numbers of stages with the fastest undisturbed grids on all nodes, on the usual number, and on
-        half of it.
+        """The numbers of stages with the fastest undisturbed grids: at most MOST_TRIED on all nodes, as many on the
+        usual number, and as many on half of it.
         """
         choices = self.choices
         several = (self.nodes, self.usual, max(1, self.usual // 2))
@@ -109,8 +109,8 @@ def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Po
 
 
 def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
-    """Yield a policy for each grid with `tried` stages that fits into memory. If all nodes are in one zone, so that a
-    grid changes only the speed, skip grids that train clearly less than the best one, judged by restarts alone.
+    """Yield a policy for each fitting grid with one of the `tried` numbers of stages. If all nodes are in one zone, so
+    that a grid changes only the speed, skip grids that train clearly less than the best one, judged by restarts alone.
     """
     savings = {stages: blocking(setting.costs, stages, setting.mtbf) for stages in setting.tried}
     grids = [
@@ -261,8 +261,8 @@ def on_demand_speed(place: Workplace) -> float:
 
 
 def zone_choices(trace: Trace) -> Iterator[Trace]:
-    """Yield the trace for each choice of zones: a single one, or all of a region, whose links are about as good. Links
-    between regions are worse, so no pipelines cross regions.
+    """Yield the part of the trace for each choice of zones: a single zone, or all of a region, since links are about as
+    good as within a zone. Links between regions are worse, so no pipelines cross regions.
     """
     zones = list(dict.fromkeys(change.zone for change in trace.changes))
     regions: dict[str, list[str]] = {}

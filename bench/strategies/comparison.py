@@ -84,7 +84,7 @@ def published_job(profile: ModelProfile) -> ComparedJob:
 
 
 def _document(profile: ModelProfile, samples: int, nodes: int) -> dict[str, Any]:
-    """Return the manifest of a user who leaves the grid to the coordinator and pays for traffic between zones."""
+    """Return a manifest that leaves the grid to the coordinator and asks for a zone per pipeline, to save traffic."""
     assert profile.published is not None
     task = profile.task
     return {

@@ -88,8 +88,8 @@ class StrategyRates(GridRates):
 
 
 class Costs:
-    """The costs of a job on one kind of machine. They leave out the job's redundancy, bounds and grid-independent sums,
-    which other systems do not have.
+    """The costs of a job on one kind of machine. They leave out the job's redundancy, its limits for the grid, and its
+    gradient sums that are the same on each grid, since other systems have none of these.
     """
 
     def __init__(self, profile: ModelProfile, spec: JobSpec) -> None:
@@ -227,7 +227,7 @@ class Costs:
         return ALMOST * (self.microbatches + missed) / passed
 
     def _slowest(self, length: int) -> tuple[float, float]:
-        """Return the seconds that a pipeline's slowest stage is idle in a step, and that it needs per microbatch."""
+        """Return the least seconds that a pipeline's slowest stage is idle in a step, and its time per microbatch."""
         if length not in self._paces:
             sums = self._rates.stages(length)
             each = [forward + backward for forward, backward in zip(sums.forward, sums.backward, strict=True)]

@@ -41,12 +41,12 @@ class StrategyResult:
 
     @property
     def value(self) -> float:
-        """Samples per second for each USD per hour."""
+        """Samples per second for each USD per hour; 0 if nothing was paid."""
         return self.throughput / self.usd_per_hour if self.usd else 0.0
 
     @property
     def goodput(self) -> float:
-        """The share of the time in which the job trained samples that it kept, at any speed."""
+        """The share of the duration spent on training that the job kept; speed does not count."""
         return self.productive / self.duration
 
     @property
@@ -60,16 +60,16 @@ def drive(policy: Policy, nodes: Timeline, zone_price: float = ZONE_TRAFFIC_PRIC
 
 
 class _Drive:
-    """The state of one run. _unsaved: (seconds, samples per second) of the training since the newest checkpoint."""
+    """The state of one run. _unsaved: (seconds, samples per second) of training since the newest safe checkpoint."""
 
     def __init__(self, policy: Policy, nodes: Timeline, zone_price: float) -> None:
         self._policy, self._nodes, self._zone_price = policy, nodes, zone_price
         self._crossing = self._crossed = 0.0  # bytes between zones: per sample at present, and of all so far
         self._now = self._samples = self._rate = 0.0
-        self._until = 0.0  # nothing is trained before
+        self._until = 0.0  # nothing is trained before this time
         self._wake: float | None = None
         self._unsaved: deque[tuple[float, float]] = deque()
-        self._since = 0.0  # seconds of training since the newest checkpoint was taken
+        self._since = 0.0  # seconds of training since the newest safe checkpoint was taken
         self._redone = self._stalled = self._idle = self._trained = self._saving = 0.0
         saving = policy.saving
         self._share = saving.every / (saving.every + saving.pause) if saving else 1.0
@@ -101,7 +101,7 @@ class _Drive:
         return self._result()
 
     def _ordered(self, ready: Iterable[str]) -> tuple[str, ...]:
-        """Sort nodes by zone, so that pipelines span few zones; without zones in order of arrival."""
+        """Return the nodes zone by zone, so that pipelines span few zones; within a zone, in order of arrival."""
         zones = self._nodes.zones
         return tuple(sorted(ready, key=lambda name: zones.get(name, ""))) if zones else tuple(ready)
 
@@ -124,7 +124,7 @@ class _Drive:
             self._save()
 
     def _save(self) -> None:
-        """Drop the part of `_unsaved` that is saved: a checkpoint is safe `delay` seconds after its start."""
+        """Drop the part of `_unsaved` that is saved: a checkpoint is safe `delay` seconds after its pause."""
         saving = self._policy.saving
         assert saving is not None
         safe = int((self._since - saving.delay * self._share) // saving.every) * saving.every

@@ -1,8 +1,8 @@
-"""The fixed grids that may be the best under a timeline, judged by their restarts alone. Pure.
+"""Bounds on what fixed grids train on a timeline, from their restarts alone, to skip clearly worse grids. Pure.
 
 A grid that never changes restarts whenever one of its nodes is lost, as soon as there are enough nodes again; other
-nodes do not matter. So its start and loss depend only on its number of nodes, not on their arrangement, and a thousand
-numbers of nodes are examined in one pass through the changes.
+nodes do not matter. So the times of its starts and losses depend only on its number of nodes, not on their arrangement,
+and one pass through the changes serves all grids.
 """
 
 from bisect import bisect_left

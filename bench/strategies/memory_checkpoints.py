@@ -3,7 +3,7 @@
 At each step a part of every node's state goes to a peer's host memory, as much as the network moves during the step;
 after a window of steps the copy is complete. Boundary tensors are logged. A spare node replaces a lost one and gets the
 newest whole snapshot; only its own pipeline repeats the steps since then, from the logs, without bubbles, while the
-others wait. Without a spare node there is one pipeline less. If a stage and its snapshot are lost everywhere, the job
+others wait. Too few spare nodes mean fewer pipelines. If a stage and its snapshot are lost everywhere, the job
 goes back to its checkpoint in the store.
 """
 
@@ -57,8 +57,8 @@ class MemoryCheckpoints:
         return max(1, math.ceil(self.costs.moved(self.costs.stage(self.stages).state) / self.costs.step(grid)))
 
     def replay(self, grid: Grid) -> float:
-        """Return the mean seconds of a replay of one and a half windows, since the newest whole snapshot is one or two
-        windows old.
+        """Return the mean seconds of a replay, which covers one and a half windows, since the newest whole snapshot is
+        between one and two windows old.
         """
         count = math.ceil(self.costs.microbatches / grid.pipelines)
         return 1.5 * self.window(grid) * count * self.costs.paced(self.stages)
@@ -74,7 +74,7 @@ class MemoryCheckpoints:
         return not holders <= lost or (self.stages > 1 and peer not in lost)
 
     def _replaced(self, state: Places, view: View) -> Places:
-        """Return the places with spare nodes for lost ones; with too few spare nodes, fewer pipelines of all nodes."""
+        """Return the places with spare nodes for lost ones; if too few, fewer pipelines of all present nodes."""
         present, used = set(view.ready), set(state.cells)
         spare = [name for name in view.ready if name not in used]
         missing = sum(1 for name in state.cells if name not in present)
@@ -84,7 +84,7 @@ class MemoryCheckpoints:
         return Places.filled(self.costs, self.stages, (*kept, *spare))
 
     def _grown(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
-        """Add pipelines of spare nodes once these have copied their states; return the places and the reaction."""
+        """Return places and reaction (None: no change). Spare nodes form pipelines once they have their states."""
         grid = self.costs.grid(len(view.ready), self.stages)
         if grid.pipelines <= state.grid.pipelines:
             return replace(state, planned=0.0), None

@@ -10,7 +10,7 @@ from strategies.policy import Reaction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """The nodes of a grid, by stage."""
+    """A grid and the nodes of its cells."""
 
     grid: Grid = NOTHING
     cells: tuple[str, ...] = ()  # the node at stage s of pipeline d, at d x stages + s; "" where none is left
@@ -18,7 +18,7 @@ class Places:
 
     @classmethod
     def filled(cls, costs: Costs, stages: int, ready: tuple[str, ...]) -> "Places":
-        """Return the places of the pipelines that these nodes fill, which are empty if they fill none."""
+        """Return the places of the fastest grid for these nodes, filled in their order; empty if no grid fits."""
         grid = costs.grid(len(ready), stages)
         return cls(grid=grid, cells=ready[: grid.cells])
 
@@ -26,8 +26,8 @@ class Places:
 def begun(
     costs: Costs, stages: int, ready: tuple[str, ...], rate: Callable[[Places], float]
 ) -> tuple[Places, Reaction | None]:
-    """Return the places at the first start, and the reaction; None while the nodes fill no pipeline. rate: returns
-    samples per second.
+    """Return the places at the first start, and the reaction, which is None while no grid fits on the nodes. rate:
+    returns samples per second.
     """
     after = Places.filled(costs, stages, ready)
     return after, Reaction(rate=rate(after), stall=costs.restart(stages)) if after.cells else None
@@ -36,7 +36,7 @@ def begun(
 def begun_again(
     costs: Costs, stages: int, ready: tuple[str, ...], rate: Callable[[Places], float]
 ) -> tuple[Places, Reaction]:
-    """Return the places after a loss and a restart from the newest checkpoint. rate: returns samples per second."""
+    """Return the places and the reaction for a restart from the checkpoint after a loss. rate: as for `begun`."""
     after = Places.filled(costs, stages, ready)
     stall = costs.detection + (costs.restart(stages) if after.cells else 0.0)
     return after, Reaction(rate=rate(after), stall=stall, redo=None)

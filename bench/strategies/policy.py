@@ -35,7 +35,7 @@ class Reaction:
 
     rate: float  # samples per second from then on
     stall: float = 0.0  # seconds until then, without training
-    redo: float | None = 0.0  # samples to train again; None for all since the newest checkpoint
+    redo: float | None = 0.0  # samples to train again; None for all since the newest safe checkpoint
     wake: float | None = None  # seconds until the strategy is called again; replaces an earlier wake-up
 
 
@@ -50,7 +50,7 @@ class Placement:
 
 
 def in_rows(cells: Sequence[str], stages: int) -> tuple[tuple[str, ...], ...]:
-    """Return the cells, which are listed pipeline by pipeline, as a tuple for each pipeline."""
+    """Return the cells, which are listed pipeline by pipeline, as a tuple for each pipeline; () for 0 stages."""
     return tuple(tuple(cells[at : at + stages]) for at in range(0, len(cells), stages)) if stages else ()
 
 
@@ -67,14 +67,14 @@ class Policy(Protocol):
         """Return the policy's state before any node has come."""
 
     def react(self, state: Any, view: View) -> tuple[Any, Reaction | None]:
-        """Return the new state, and the effect on training or None, after nodes came or went or at a wake-up."""
+        """Return the new state and a reaction, None for no effect, after nodes came or went or at a wake-up."""
 
     def placement(self, state: Any) -> Placement:
         """Return the placement of training in a state of the policy."""
 
 
 def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:
-    """Return the interval of Young (1974) and Daly (2006): sqrt(2 x pause x mtbf), at least the writing time and 1 s.
+    """Return checkpoint times by Young (1974) and Daly (2006): every sqrt(2 x pause x mtbf), at least `delay` and 1 s.
 
     Training pauses while a stage's state is copied to host memory, and goes on while that is written. mtbf: seconds
     between two losses that make the job go back.
@@ -85,8 +85,8 @@ def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:
 
 
 def blocking(costs: Costs, stages: int, mtbf: float) -> Saving:
-    """Return the interval of `young_daly` for checkpoints that stop training until they are in the store. That is the
-    default of `torch.save` and the `save_checkpoint` of Megatron-LM and DeepSpeed.
+    """Return the times of checkpoints that stop training until they are in the store, at the interval of Young and
+    Daly. That is the default of `torch.save` and the `save_checkpoint` of Megatron-LM and DeepSpeed.
     """
     storage = costs.profile.storage
     pause = storage.latency + costs.stage(stages).state / storage.write

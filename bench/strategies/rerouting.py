@@ -62,7 +62,7 @@ class Rerouting:
         return alive
 
     def _normalised(self, state: Places) -> Places:
-        """Return the places with losses spread over the stages, or with one pipeline less, if steps are faster then."""
+        """Return the places with losses spread over the stages, or only whole pipelines, if faster; else the same."""
         if "" not in state.cells:
             return state
         names = [name for name in state.cells if name]
@@ -96,7 +96,7 @@ class Rerouting:
         return Places(grid=Grid(self.stages, len(cells) // self.stages), cells=tuple(cells))
 
     def _rate(self, state: Places) -> float:
-        """Return the samples per second, by the stage with the fewest nodes, which do all of its microbatches."""
+        """Return the samples per second, limited by the stage with the fewest nodes; 0 if a stage has none."""
         if not state.grid.pipelines:
             return 0.0
         costs, least = self.costs, min(self._alive(state))

@@ -1,12 +1,12 @@
 """Checkpoint and restart, and job morphing: the remaining nodes restart from the newest checkpoint.
 
-Checkpoint and restart keeps the number of stages, and runs as many pipelines as there are nodes for (TorchElastic with
+Checkpoint and restart keeps the number of stages, and takes the fastest number of pipelines (TorchElastic with
 checkpoints, the first strawman of Bamboo, NSDI 2023). Job morphing takes the fastest grid for the available nodes, with
 any number of stages (Varuna, EuroSys 2022), since its checkpoints are by layer. Both strategies grow only right after a
 checkpoint, when that loses nothing, and only if it pays before the next expected loss.
 
-torchrun by itself is less clever: with --nnodes=MIN:MAX every node that comes or goes stops all workers, and they
-restart ("Membership Changes" in its documentation); with --nnodes=N training stops while a node is missing.
+torchrun by itself: with --nnodes=MIN:MAX every node that comes or goes makes all workers restart (`at_every_change`;
+"Membership Changes" in its documentation); with --nnodes=N training stops while a node is missing (`fixed`).
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Timelines: from a trace to the nodes that a job holds, when they are ready and gone, and their cost. Pure."""
+"""Timelines of the nodes that a job holds under a trace: when they are ready, when they are lost, their cost. Pure."""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -33,10 +33,10 @@ class Timeline:
 def timeline(
     trace: Trace, *, capacity: int, start: float, usd_per_hour: float, duration: float | None = None
 ) -> Timeline:
-    """Return the timeline of a job that holds at most `capacity` nodes, first come, first served.
+    """Return the timeline of a job that holds at most `capacity` nodes, until `duration` or the trace's end if earlier.
 
-    The job takes another node as soon as it has lost one. It pays for each node that it holds, at the trace's price of
-    the node's zone, else at usd_per_hour; a node is ready `start` seconds after the job takes it.
+    The job replaces a lost node as soon as another one is free. It pays for each node that it holds, at the trace's
+    price of the node's zone, else at usd_per_hour; a node is ready `start` seconds after the job takes it.
     """
     end = trace.duration if duration is None else min(duration, trace.duration)
     spans = _held(trace, capacity, end)

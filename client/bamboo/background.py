@@ -1,4 +1,4 @@
-"""An asyncio event loop in a background thread, which runs jobs of the Python API and calls to the trainer.
+"""An asyncio event loop in a background thread, for local jobs, requests to clusters and calls to the trainer.
 
 The API therefore also works where another event loop runs, such as in a notebook. The thread ends with the interpreter.
 """

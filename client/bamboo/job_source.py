@@ -14,8 +14,8 @@ from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
 class JobSource:
     """A job and the manifest from which it was parsed.
 
-    name: the name of the file or program, for errors. document: the parsed YAML. folders: where the task's modules are
-    searched first. text: the manifest as written.
+    name: what errors call the manifest, such as its path. document: the parsed YAML. folders: where the task's modules
+    are searched first. text: the manifest as written.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Handling of SIGINT, SIGTERM and SIGHUP while an asyncio event loop runs.
 
-An exception within asyncio leaves work half done, such as a coroutine that is never awaited. So `run` holds signals
-while the loop exists, and `taken` calls a handler in the loop for each of them.
+An exception that a signal raises within asyncio leaves work half done, such as a coroutine that is never awaited. So
+`run` holds signals while the loop exists, and `taken` calls a handler in the loop for each signal.
 """
 
 import asyncio

@@ -80,13 +80,13 @@ def heed_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, An
 async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
     """Run the operator until `stop` is set, a signal comes, or the CRD of BambooJobs is gone.
 
-    Raises OSError if an address is not available, LeaseLost if another operator works now, and ConfigError.
+    Raises OSError if an address is not available, LeaseLost, ConfigError, and kopf's errors.
     """
     await _Operator(options, stop, await operator_access()).run()
 
 
 class _Operator:
-    """The operator. Health and metrics are served from the start; all else waits for the lease, if it needs one."""
+    """The operator. Its web server runs from the start; all else waits for the lease, if it needs one."""
 
     def __init__(self, options: OperatorOptions, stop: asyncio.Event, access: Access) -> None:
         self._options, self._stop = options, stop
@@ -141,8 +141,8 @@ class _Operator:
         return self._jobs.stuck() if self._jobs else None
 
     def _not_ready(self) -> str | None:
-        """Return why workers cannot connect, or None. A standby operator returns None, too, since workers reach the
-        active one.
+        """Return why workers cannot connect, or None. With `label_active` a standby operator returns None, too, since
+        workers reach the active one.
         """
         if self._active and self._lease and self._lease.stands_by:
             return None

@@ -102,7 +102,7 @@ class HandledGenerations(kopf.DiffBaseStorage):
 
 
 def kopf_settings(jobs: JobController) -> kopf.OperatorSettings:
-    """Return kopf's settings: finite timeouts, a stream of workers' pods only, and no writes to the cluster."""
+    """Return kopf's settings: finite timeouts, no pods but workers' pods, and no writes to the cluster."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
     chosen.watching.server_timeout = 300

@@ -67,7 +67,7 @@ def list_jobs(
     everywhere: options.Everywhere = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """List jobs, a line each. Also as `get`."""
+    """List jobs, a line each. `bamboo get` does the same."""
     from bamboo.remote import queries
 
     targets = targets_of(jobs or [])
@@ -209,7 +209,7 @@ def delete(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the workers are gone.")] = True,
     timeout: options.Timeout = WAIT,
 ) -> None:
-    """Delete jobs with their workers. It asks for confirmation if a job is not over."""
+    """Delete jobs with their workers, after a confirmation if a job is not over."""
     from bamboo.remote import changes
 
     targets = targets_of(jobs)

@@ -52,7 +52,7 @@ def print_table(table: Callable[[int], "RenderableType"]) -> None:
 
 
 def check_job(job: "JobSource", *, load: bool, quiet: bool) -> None:
-    """Print a job's warnings, unless quiet. load: also try and describe its task here; a failure ends the command."""
+    """Print a job's warnings, unless quiet. load: also load and describe its task; a failure ends the command."""
     from bamboo.jobs.errors import BambooError
     from bamboo.jobs.here import validated
 

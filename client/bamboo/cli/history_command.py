@@ -46,7 +46,7 @@ def history(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")] = False,
     interval: options.Interval = options.INTERVAL,
 ) -> None:
-    """Show every step and every event of a job.
+    """Show the steps, evaluations and events of a job.
 
     The history of a job on the cluster is read from its object store, with this machine's credentials.
 

@@ -1,4 +1,4 @@
-"""Options that several commands share. Every start imports this, so it imports nothing heavy."""
+"""Options that several commands share. Every command imports this module, so it imports nothing slow."""
 
 from dataclasses import dataclass
 from typing import Annotated

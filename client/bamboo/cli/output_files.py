@@ -1,4 +1,4 @@
-"""Checks of output files before a long command begins. Every start imports this, so it imports nothing heavy."""
+"""Checks of output files before a long command begins. Every command imports this, so it imports nothing slow."""
 
 import os
 from importlib.util import find_spec
@@ -44,7 +44,7 @@ def check_output_file(flag: str, path: Path | None) -> None:
 
 
 def check_plot(flag: str, path: Path | None) -> None:
-    """End the command if the plot's file cannot be written (`check_output_file`) or matplotlib is not installed."""
+    """End the command if the plot's file cannot be written or matplotlib is not installed. path: None for no plot."""
     check_output_file(flag, path)
     if path is not None and find_spec("matplotlib") is None:
         usage(f"{flag} needs matplotlib, not installed here; pip install 'bamboo-spot[plots]' installs it")

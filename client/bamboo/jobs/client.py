@@ -39,11 +39,11 @@ class Client:
         return self._namespace
 
     def submit(self, job: "Job", *, apply: bool = False, force: bool = False, dry_run: bool = False) -> JobHandle:
-        """Create the job on the cluster and return its handle. Raises ClusterError, without `apply` also if it exists.
+        """Create the job on the cluster and return its handle. Without `apply`, raises ClusterError if it exists.
 
-        apply: merge it into an existing job. force: with `apply`, also overwrite fields that others have set, such as
-        kubectl edit. dry_run: only have the API server check the job. Raises InvalidRequest for `force` without
-        `apply`.
+        The namespace is the manifest's, else the client's; raises InvalidRequest if the client was given another one.
+        apply: merge the job into an existing one. force: only with `apply` (else InvalidRequest), also overwrite fields
+        that others have set, such as by kubectl edit. dry_run: only have the API server check the job.
         """
         if force and not apply:
             raise InvalidRequest("force: expected together with apply")

@@ -23,7 +23,7 @@ GONE_SECONDS: Final = 600.0  # for workers to end, after a checkpoint
 class ClusterJob:
     """A job on a cluster, identified by its uid. Its coroutines run in the background loop.
 
-    They raise RemoteError for errors of the API server or the connection; `handle.call` converts it.
+    They raise RemoteError, such as for errors of the API server or the connection; `handle.call` converts it.
     """
 
     def __init__(self, api: KubeApi, job: JobView) -> None:
@@ -93,7 +93,7 @@ class ClusterJob:
         await operations.change_spec(self._api, self._job, {"elastic": {"maxWorkers": workers}})
 
     async def suspend(self) -> None:
-        """Suspend the job and wait until its workers are gone. Raises WaitTimedOut; InvalidRequest if it ends first."""
+        """Suspend the job and wait until its workers are gone. Raises WaitTimedOut; InvalidRequest if it is over."""
         self._check_not_over(await self._now(), "suspended")
         await operations.change_spec(self._api, self._job, {"suspend": True})
         job = await self._until(

@@ -125,7 +125,7 @@ class JobHandle:
             raise
 
     def watch(self) -> JobProgress:
-        """Wait like `wait` without a timeout; print new events, and progress at most every two seconds."""
+        """Wait like `wait` without a timeout; print all events, and progress at most about every two seconds."""
         new, shown = self._job.feed(), ""
         while True:
             ended, failure = None, None
@@ -254,7 +254,7 @@ def load(url: str | Path, *, step: int | None = None) -> dict[str, Any]:
     "layers.NUMBER.NAME".
 
     url: a safetensors file, or a folder of weights or of checkpoints. step: the checkpoint's step; None: the newest
-    one. Raises BambooError if nothing is there or it is damaged, and without bamboo-trainer, which reads them.
+    complete one. Raises BambooError without bamboo-trainer, or if the weights are missing or damaged.
     """
     if missing := missing_packages():
         raise BambooError(f"weights are read with {missing}, not installed here")

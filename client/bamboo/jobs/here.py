@@ -34,7 +34,7 @@ _LOOK_SECONDS: Final = 20.0  # limit for each access to the store before the sta
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The result of validating a job. warnings: settings that may be unintended. told: facts on its task, if loaded."""
+    """The result of a validation. warnings: settings that may be unintended. told: lines about the task, if loaded."""
 
     warnings: tuple[str, ...]
     told: tuple[str, ...]

@@ -111,7 +111,7 @@ class Job:
     def changed(self, **parts: Any) -> "Job":
         """Return a copy with some fields changed: `changed(training={"steps": 6})`. None removes a field or section.
 
-        Raises InvalidJob.
+        Raises InvalidJob, InvalidRequest.
         """
         document = self.document
         for name, part in parts.items():
@@ -126,7 +126,7 @@ class Job:
     def validate(self, *, load: bool = False) -> Validation:
         """Return warnings about the job; with load, also build its task here and report the memory that workers need.
 
-        Raises BambooError if the task cannot be used.
+        Raises BambooError if the task cannot be used. Without bamboo-trainer, `told` says that it was not checked.
         """
         return validated(self._source, load=load)
 
@@ -217,7 +217,7 @@ class Job:
         apply: bool = False,
         force: bool = False,
     ) -> JobHandle:
-        """Create the job on a cluster, like `bamboo submit` with its flags, and return at once.
+        """Create the job on a cluster, like `bamboo submit --no-load` with the same flags, and return at once.
 
         The job goes on when this program ends. Raises ClusterError, InvalidRequest.
         """

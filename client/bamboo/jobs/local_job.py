@@ -185,8 +185,8 @@ class LocalJob:
         await self.stop()
 
     async def suspend(self) -> None:
-        """Save the job's state and stop it. Raises InvalidRequest if it keeps no checkpoints, or is over; BambooError
-        if it stopped without a checkpoint.
+        """Save the job's state and stop it. Raises InvalidRequest if it keeps no checkpoints, or is over or suspended;
+        BambooError if it stopped without a checkpoint.
         """
         if self._job.spec.checkpoint is None:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Options of plans and simulations. Every start imports this for the flags, so it imports nothing heavy."""
+"""Options of plans and simulations. Every command imports this module, so it imports nothing slow."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -154,8 +154,8 @@ def simulate_seeds(
 ) -> list[JobResult]:
     """Simulate the job once per case: (settings of a node generator, seed). The results do not depend on `jobs`.
 
-    run: its trace is ignored. jobs: number of processes; with 1, all runs are in this process. done: called with 1
-    after each run. say: called with each event of a single run. Raises SimulationError for the first run that fails.
+    run: its trace is ignored. jobs: the most processes; with 1, or for one case, this process runs all. done: called
+    with 1 after each run. say: called with each event of a single run. Raises SimulationError if a run fails.
     """
     model = model_of(run)  # step times are shared between the runs of a process
 

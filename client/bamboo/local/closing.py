@@ -13,7 +13,7 @@ STEP_SECONDS: Final = 30.0  # for each piece of work; normally it takes a fracti
 class Closing:
     """The steps of a cleanup. A failed step becomes a warning, and later steps still run; CancelledError is not caught.
 
-    doing: in `wait` and `do`, the words of the warning, as in "while the workers were ended".
+    doing, in `wait` and `do`: names the step in the warning, such as "while the workers were ended".
     """
 
     def __init__(self) -> None:

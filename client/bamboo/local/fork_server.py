@@ -36,20 +36,20 @@ MOST_OF_LINE = 500  # characters of one of its last lines
 
 
 class ForkServerError(Exception):
-    """The launcher does not run, or a call failed; the text is a sentence for the user."""
+    """Error of the launcher (it does not run, or cannot be ended) or of a call; the text is for the user."""
 
 
 class ForkServer:
     """Client of the trainer's fork server (the launcher), which forks workers and calls functions in new processes.
 
-    on_exit: called in the loop with (worker, exit code); the code is negative for a signal, None if the launcher died.
+    on_exit: called in the loop with (worker, exit code); the code is negative for a signal, None if the launcher ended.
 
-    on_ask: called in the loop with (worker, step) when a worker that was started with `gate` is about to begin a
-    forward or backward of one of these steps; the worker waits until `proceed`. on_wait: called in the loop with a
-    sentence every TOLD_SECONDS while the launcher starts or a call runs. log: the file that receives everything the
-    workers print. imports: modules that the launcher loads before forking. folders: searched first, in this order, for
-    the task's modules, but not for Bamboo's modules and their imports. scratch: an existing folder for temporary files,
-    the workers' too.
+    on_ask: called in the loop with (worker, step) when a worker is about to begin a forward or backward of a step of
+    its `gate` (see `start`); the worker waits until `proceed`. None: it proceeds at once. on_wait: called in the loop
+    with a sentence every TOLD_SECONDS while the launcher starts or a call runs. log: the file that receives all output
+    of launcher and workers. imports: modules that the launcher loads before forking. folders: searched first, in this
+    order, for the task's modules, but not for Bamboo's modules and their imports. scratch: an existing folder for
+    temporary files, the workers' too; None for the system's.
     """
 
     _launchers: ClassVar[int] = 0  # running launchers of this process, which adopts orphans while there are any
@@ -90,7 +90,7 @@ class ForkServer:
         return self._pids.get(worker)
 
     async def open(self, *extra: str) -> None:
-        """Start the launcher and wait until it can fork. extra: arguments of its command. Raises ForkServerError."""
+        """Start the launcher and wait until it can fork. extra: more arguments. Raises ForkServerError, OSError."""
         arguments = [item for module in self._imports for item in ("--import", module)]
         arguments += [item for folder in self._folders for item in ("--folder", str(folder.absolute()))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", ENV_LAUNCH: self._mark}
@@ -118,7 +118,7 @@ class ForkServer:
             )
 
     async def _not_ready(self, process: asyncio.subprocess.Process) -> str:
-        """Wait until the launcher is ready; return the reason if it does not become ready, else ""."""
+        """Wait until the launcher is ready and return ""; if it fails, return words to follow "did not start"."""
         ready = asyncio.ensure_future(self._ready.wait())
         try:
             await self._outlast(ready, READY_SECONDS, "the launcher of workers has been starting")
@@ -159,7 +159,7 @@ class ForkServer:
         self.signal(worker, signal.SIGUSR1)
 
     def signal(self, worker: WorkerId, number: int) -> None:
-        """Send a signal to a living worker. While it starts, the last signal is kept for it, and SIGKILL overrides."""
+        """Send a signal to a worker, unless it is gone. While it starts, hold the last signal, or a SIGKILL."""
         if worker not in self._pids:
             return
         if (pid := self._pids[worker]) is None:
@@ -184,7 +184,7 @@ class ForkServer:
             del self._calls[number]
 
     async def close(self) -> None:
-        """Kill all workers and the launcher, and wait until they are gone. May be called twice.
+        """Kill all workers and the launcher, wait until they are gone, and log what stays. May be called twice.
 
         Raises ForkServerError if the launcher survives being killed.
         """
@@ -208,7 +208,7 @@ class ForkServer:
         self._process = None
 
     def tail(self, lines: int = 15) -> str:
-        """Return the last lines that the workers printed, within the last TAIL_BYTES."""
+        """Return the log's last lines, each shortened, from its last TAIL_BYTES; "" if it cannot be read."""
         with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(-min(TAIL_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
             text = log.read(TAIL_BYTES).decode(errors="replace")
@@ -306,7 +306,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def exit_detail(code: int | None) -> str:
-    """Describe how a process ended: "was killed by SIGKILL". code: negative for a signal; None: its launcher died."""
+    """Describe how a process ended: "was killed by SIGKILL". code: negative for a signal; None: its launcher ended."""
     if code is None:
         return "ended with its launcher"
     if code < 0:

@@ -69,8 +69,8 @@ class StepsHeard:
 def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
     """Complete the store's history, if begun, with the events of `rest`; write all of it to a file in `output`, if any.
 
-    If this process or the store knows of a committed step, the file is written even if the store fails; it then has
-    what this process knows. Raises StorageError or HistoryError: for the folder, or, at the end, for the store.
+    If there is no history and no step was reported, nothing is written. If the store cannot be read, the file has only
+    what this process knows. Raises StorageError for the folder; finally, StorageError or HistoryError for the store.
     """
     files, problem = HistoryFiles(url), None
     stored: list[HistoryFile] = []

@@ -25,8 +25,8 @@ class OutputRefused(Exception):
 def only_run_in(folder: Path | None) -> Iterator[None]:
     """Make the folder, and lock it against other runs during the block. folder: None does nothing.
 
-    Some network file systems have no locks; there, two runs in one folder go unnoticed. Raises OutputRefused, also if a
-    run has left its weights in the folder or the disk is full; then a newly made folder is removed.
+    Some network file systems have no locks; there, two runs in one folder go unnoticed. Raises OutputRefused if the
+    folder cannot be made or locked, has a run's weights, or cannot be written; in the last case a new one is removed.
     """
     if folder is None:
         yield
@@ -61,7 +61,7 @@ def _take(lock: int, folder: Path) -> None:
 
 
 def _check_contents(folder: Path) -> None:
-    """Raise OutputRefused if the folder has weights, or no space for what a short run writes."""
+    """Raise OutputRefused if the folder has weights, or if _FEWEST_MIB MiB cannot be written there."""
     try:
         if any((folder / WEIGHTS).glob("*")):
             held = "it holds the weights of another run; expected a new or empty folder"

@@ -34,8 +34,8 @@ class Preemptor:
     In the steps of `gate` every worker asks before each forward and backward (`ForkServer`), so that the run can take
     the worker in the middle of a step, however fast the machine is.
 
-    microbatches: number of microbatches in a step, over all pipelines. lost_with: returns the living workers on a
-    worker's node, which are taken together. per_node: workers that fit on a node.
+    microbatches: number of microbatches in a step, over all pipelines. lost_with: returns the other living workers on a
+    worker's node, which are taken with it. per_node: workers that fit on a node.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Preemptor:
         return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
 
     def leaves_none(self, recorded: float) -> bool:
-        """Return whether the recording has no node after `recorded` seconds, nor at any later time."""
+        """Return whether the recording has no node after `recorded` seconds or later; False without recorded nodes."""
         last = self._schedule.rooms[-1:]
         return any(room.at <= recorded and not room.nodes for room in last)
 
@@ -95,7 +95,7 @@ class Preemptor:
         """Yield the strikes of the preemptions that are due now; None for a preemption without a worker to take.
 
         step: the newest known step of any worker. in_progress: the step after the last commit. seconds: seconds of
-        training so far. recorded: seconds since the recording began. shown: returns the job's status.
+        training so far. recorded: seconds for which the recording has been played. shown: returns the job's status.
         """
         actions, self._schedule = due(self._schedule, step, seconds)
         for action in actions:
@@ -117,7 +117,7 @@ class Preemptor:
     def _take_those_without_room(
         self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
     ) -> Iterator[Strike]:
-        """Take away random workers that have joined, until the recorded nodes have room for the rest."""
+        """Take away random workers that have joined, until the rest fit on the recorded nodes or none is left."""
         room = room_at(self._schedule, recorded)
         while room is not None and (self.room(recorded, alive) or 0) < 0:
             pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()

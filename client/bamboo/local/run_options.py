@@ -1,4 +1,4 @@
-"""The options of `bamboo run` as the user gives them. Every start imports this, so it imports nothing heavy."""
+"""The options of `bamboo run` as given. Every `bamboo` command imports this module, so it imports nothing heavy."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -89,7 +89,7 @@ class RunOptions:
 async def run_job(job: JobSource, options: RunOptions, view: RunView) -> Summary:
     """Run the job until it ends, or a signal or the view stops it. No process and no socket is left.
 
-    Raises ForkServerError if no worker can be started at all, and the view's error if the view cannot be shown.
+    Raises ForkServerError if the workers' launcher does not start, OSError for its files, and what `view.start` raises.
     """
     with scratch_folder() as scratch:
         return await _LocalRun(job, options, view, scratch).run()
@@ -356,14 +356,14 @@ class _LocalRun:
         return 0.0 if self._recorded_since is None else now - self._recorded_since
 
     def _asked(self, worker: WorkerId, step: int) -> None:
-        """Take away the workers that are due when a worker asks to begin a forward or backward; then let it proceed."""
+        """Execute due preemptions when a worker asks to begin a forward or backward; then let the worker proceed."""
         now = self._now()
         self._preemptor.begins(worker, step)
         self._preempt_due(now, max(step, self._state.step))
         self._pool.proceed(worker)  # a SIGKILL that was sent before arrives first
 
     def _preempt_due(self, now: float, step: int) -> None:
-        """Execute the preemptions that are due in training. step: the newest step that any worker has reported."""
+        """Execute the preemptions that are due, if the job trains. step: as in `Preemptor.due`."""
         if self._training_since is None or self._state.phase != "Running":
             return
         seconds, recorded, alive = now - self._training_since, self._recorded(now), self._workers.alive
@@ -398,9 +398,9 @@ class _LocalRun:
                 self._events.put_nowait(SpecChanged(request.spec))
 
     def _interrupt(self) -> None:
-        """Handle Ctrl-C: the first in training requests an end after a last checkpoint, if any; others cancel the run.
+        """Handle a stop signal or StopJob: first ask the coordinator to end the job; a second time, cancel the run.
 
-        If the job is over and only loggers still write, Ctrl-C ends just the wait for them.
+        Outside `_drive`, cancel at once; but if only loggers are awaited, end that wait. Do nothing in `_close`.
         """
         assert self._task is not None
         if self._logging and not self._closing:  # the job is over; Ctrl-C ends only this wait
@@ -465,7 +465,7 @@ class _LocalRun:
             ending.tell()
 
     def _end_history(self) -> None:
-        """Write the last events to the history, and the whole history as one file to the output."""
+        """Write the last events to the history, if any, and all of it as one file to the output. Log a failure."""
         if self._state.terms.history:
             try:
                 end_history(self._state.terms.history, self._feed.rest(), self._steps, self._options.output)
@@ -481,7 +481,7 @@ class _LocalRun:
                 logger.error("--trace %s: %s", path, system_reason(error))
 
     def _outcome(self) -> Finish:
-        """Return the coordinator's outcome; Interrupted if the user stopped the job and it did not fail."""
+        """Return how the job ended; INTERRUPTED if the user stopped it and it did not fail, even if it is complete."""
         if self._interrupted and (self._finish is None or self._finish.outcome is Outcome.COMPLETE):
             return Finish(Outcome.INTERRUPTED, "Interrupted", "stopped by the user")
         assert self._finish is not None

@@ -26,7 +26,7 @@ TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """A preemption of a worker of `stage`, or of any stage. `pick`, in [0, 1), chooses among the candidates."""
+    """A preemption of an owner of `stage`; None: of any worker. `pick`, in [0, 1), chooses among the candidates."""
 
     pick: float
     stage: int | None = None
@@ -62,7 +62,7 @@ Entry = AtStep | AtRandom | AtTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The number of available nodes from second `at` of the recording on, until the next Room."""
+    """The number of available nodes from second `at` of the played recording on, until the next Room."""
 
     at: float
     nodes: int
@@ -229,7 +229,7 @@ def _trace(text: str) -> AtTimes:
 
 
 def _rooms(text: str) -> tuple[Room, ...]:
-    """Return the available nodes over time, from the first node on. A node on notice does not count any more."""
+    """Return the available nodes over time, from the first one on. Nodes on notice do not count. Raises ValueError."""
     trace, speedup = _recorded(text)
     if not trace.changes:
         raise ValueError(f"{text} contains no node that comes or goes, only prices")
@@ -248,7 +248,7 @@ def _rooms(text: str) -> tuple[Room, ...]:
 
 
 def room_at(schedule: Schedule, now: float) -> Room | None:
-    """Return how many nodes are available at second `now` of the recording; None without recorded nodes."""
+    """Return the Room in force at second `now` of the played recording; None without recorded nodes."""
     return next((room for room in reversed(schedule.rooms) if room.at <= now), None)
 
 

@@ -68,10 +68,10 @@ def train(job: JobSource, options: RunOptions, report: ReportOptions) -> int:
 def undisturbed_job(job: JobSource, ran: Summary) -> JobSource:
     """Return the job for the second run of --verify, without replicas and standbys, on another grid if possible.
 
-    It has one pipeline less than the manifest, or than the grid at the end of `ran` if the coordinator chose the grid.
-    With a single pipeline it has one stage less, so that it takes no more memory on a worker than the job with its
-    replicas. The grid stays the same with a single worker, or without room for replicas, and so for longer stages. The
-    copy has no checkpoints and no budget.
+    Its grid is the manifest's (or, if the coordinator chose the grid, the one at the end of `ran`) less one pipeline.
+    A single pipeline instead loses one stage: its longer stages need no more memory than stages with replicas. The grid
+    stays the same if it is one stage of one pipeline, or if the workers of its single pipeline lacked room for replicas
+    and so lack it for longer stages. The job has no checkpoints and no budget.
     """
     spec, topology = job.spec, job.spec.topology
     stages, pipelines = ran.grid if spec.elastic and ran.grid else (topology.stages, topology.pipelines)
@@ -97,7 +97,7 @@ def _grid(spec: JobSpec) -> str:
 
 
 async def _shown(job: JobSource, options: RunOptions, report: ReportOptions) -> Summary:
-    """Run the job with its page, whose URL is printed, and its view in the terminal."""
+    """Run the job with its view in the terminal and with its page, if wanted, whose URL is printed."""
 
     def view(url: str) -> RunView:
         if url:
@@ -134,7 +134,7 @@ def _write_page(page: PageView, file: Path) -> None:
 
 
 def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
-    """Print how the job ended, and return the exit code. check: the undisturbed run, if there was one."""
+    """Print the summary, or how it compares with `check` (of the undisturbed run); return the exit code."""
     if check is None:
         _say(to_json(summary) if json else to_text(summary))
         return summary.exit_code

@@ -79,9 +79,9 @@ class LocalWorkers:
         """Return the event that reports a worker's end to the coordinator, and record a crash.
 
         A crash is any end except with EXIT_OK or EXIT_FENCED, by a signal sent from here, with the launcher, or after
-        the job's end. code: exit code, negative for a signal; None if the launcher died. taken: the worker was
-        preempted on purpose. over: the job ended before the worker. A worker that `remove` ended, and that was not
-        taken, is reported as removed, since it may end before the coordinator notices its closed link.
+        the job's end. code: exit code, negative for a signal; None if the launcher ended. taken: the worker was
+        preempted on purpose. over: the job ended before the worker. An event without an exit code is marked `removed`
+        after `remove`, if the worker was not taken: it may end before the coordinator notices its closed link.
         """
         detail = exit_detail(code)
         if code is None or over or (code < 0 and -code in self._sent[worker]):

@@ -1,6 +1,6 @@
 """Profiles computed for a device without measuring on it (roofline model), by the rates in devices.json.
 
-An operation takes the longer of the times of its arithmetic and of its memory traffic, and at least a kernel launch.
+An operation takes the longest of three times: of its arithmetic, of its memory traffic, and of a kernel launch.
 
 The trainer counts what a model's layers compute and move. The rates are what programs reach, not what makers promise.
 The times leave out losses of small kernels, gains of a cache, and copies between host and device.

@@ -1,7 +1,7 @@
 """Figures of rentable GPUs: a dated JSON table with a source for each rate.
 
-Products are in floating point operations a second, bandwidth and network in bytes a second. Products and bandwidth have
-the maker's figure (peak) and the rate that programs reach, since their ratio differs between cards.
+Products (matrix products) are in floating point operations a second, bandwidth and network in bytes a second. Products
+and bandwidth have the maker's figure (peak) and the rate that programs reach, since their ratio differs between cards.
 """
 
 from functools import cache

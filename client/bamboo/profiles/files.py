@@ -29,7 +29,7 @@ def counted_names() -> tuple[str, ...]:
 def read_profile(name: str, count: Callable[[], TaskCounts] | None = None) -> ModelProfile:
     """Read a profile that comes with Bamboo, else a file, or compute one for MODEL@DEVICE or @DEVICE.
 
-    count: counts the job's own layers, for @DEVICE. Raises ProfileError, which names the profile or the device.
+    count: counts the job's own layers, for @DEVICE. Raises ProfileError, which names the profile, model or device.
     """
     if name in shipped_names():
         return _read(FOLDER / f"{name}.json")
@@ -42,7 +42,7 @@ def read_profile(name: str, count: Callable[[], TaskCounts] | None = None) -> Mo
 
 
 def _counts(model: str) -> TaskCounts:
-    """Return the layer counts of a model by name; hyphens may be left out. Raises ProfileError for an unknown model."""
+    """Return a model's layer counts; the case and hyphens of its name do not matter. Raises ProfileError if unknown."""
     known = {name.replace("-", ""): name for name in counted_names()}
     if (name := known.get(model.lower().replace("-", ""))) is None:
         raise ProfileError(

@@ -33,8 +33,8 @@ async def read_facts(
 ) -> ClusterFacts:
     """Read the cluster's objects for the checks; an object that cannot be read becomes Unreadable.
 
-    operator_namespace: None searches all. spec: the spec of the job to check. Raises ClusterUnreachable if the API
-    server cannot be reached, ApiError if it rejects the credentials.
+    operator_namespace: the operators'; None searches all. spec: the spec of the job to check. Raises ClusterUnreachable
+    if the API server cannot be reached, ApiError if it rejects the credentials.
     """
     operators = await _read(operator_pods(api, operator_namespace))
     pod = None if isinstance(operators, Unreadable) else operator_for(operators, namespace)
@@ -115,7 +115,7 @@ async def doctor(
 
 
 def manifest_of_file(given: str | None) -> Object | None:
-    """Return the manifest in the file `given`; None if it is None or a job's name. Raises UsageError for a mistake."""
+    """Return the manifest in the file `given`; None for None or a job's name. Raises UsageError if it is invalid."""
     if given is None or not names_file(given):
         return None
     try:

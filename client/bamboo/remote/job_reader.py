@@ -29,7 +29,7 @@ class JobReader:
         self._asked: set[str] = set()
 
     async def job(self) -> JobView:
-        """Read the job. Raises JobDeleted if the job with the known uid is gone or replaced, else ApiError."""
+        """Read the job. Raises JobDeleted if the job with the known uid is gone or replaced, or other RemoteErrors."""
         try:
             job = view_of(await self._api.job(self.namespace, self.name))
         except ApiError as error:

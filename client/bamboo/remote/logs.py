@@ -34,8 +34,8 @@ async def logs(
 ) -> int:
     """Print workers' logs; return the exit code. Raises RemoteError if there is no such worker.
 
-    wanted: workers' names or numbers; empty: all. since: seconds back. previous: only ended workers. tail: last lines
-    of each log; -1: all; None: all of a single worker, MANY_TAIL of several.
+    wanted: workers' names or numbers; empty: all, with `follow` also new ones. since: seconds back. previous: only
+    ended workers. tail: last lines of each log; -1: all; None: all of a single worker, MANY_TAIL if more may be shown.
     """
     job_reader = JobReader(session.api, *session.of(name))
     snapshot = await job_reader.snapshot()

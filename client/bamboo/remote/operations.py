@@ -66,7 +66,7 @@ async def submit(
 
 
 def _trimmed(document: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Return the document in the namespace, without the fields that the server writes, as in `kubectl get -o yaml`."""
+    """Return the document with this namespace, without its status and the metadata that the API server sets."""
     metadata = {key: value for key, value in document["metadata"].items() if key not in SERVERS and value is not None}
     body = {key: value for key, value in document.items() if key != "status"}
     return {**body, "metadata": {**metadata, "namespace": namespace}}

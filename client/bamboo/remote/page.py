@@ -87,8 +87,8 @@ async def _open(session: Session, url: str) -> None:
 async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
     """Return the running pod of the operator that manages the jobs of a namespace.
 
-    namespace: the operator's; if several operators there may manage the jobs, any one is returned. None searches the
-    whole cluster, where several are an error. watching: the jobs' namespace. Raises RemoteError, also if none runs.
+    namespace: the operator's; if it is unclear which one there manages the jobs, return any. None searches the whole
+    cluster, where that is an error. watching: the jobs' namespace. Raises RemoteError, also if none runs.
     """
     running = [pod for pod in await operator_pods(api, namespace) if is_running(pod)]
     if not running:

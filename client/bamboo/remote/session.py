@@ -58,7 +58,7 @@ class Session:
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call, and retry it for up to PATIENCE_SECONDS while the API server is unreachable or overloaded."""
+    """Make a call, and retry it for up to PATIENCE_SECONDS while the API server is unreachable, busy or failing."""
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:

@@ -1,1 +1,1 @@
-"""Simulation of training in virtual time: the course, time and cost of a job under a trace of spot nodes."""
+"""Simulation of training in virtual time: the course, time and cost of a job under a recording of spot nodes."""

@@ -37,7 +37,7 @@ class Bounds:
         return self.budget is not None or self.deadline is not None
 
     def rank(self, hours: float, usd: float) -> tuple[float, ...]:
-        """Return a sort key, least for the best: time x cost; with limits the excess, then cost (deadline) or time."""
+        """Return a sort key, least is best: time x cost; with limits the excess, then cost (with deadline) or time."""
         if not self.any:
             return (hours * usd,)
         excess = max(1.0, hours / (self.deadline or math.inf), usd / (self.budget or math.inf))
@@ -62,7 +62,7 @@ class Alternative:
 
 
 def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
-    """Return the best candidate of a Pareto front that keeps the bounds and comes to its end; None if none does."""
+    """Return the best candidate of a Pareto front that keeps the bounds and ends the job; None if none does."""
     kept = [one for one in front if bounds.kept_by(one) and math.isfinite(one.hours)]
     return min(kept, key=lambda one: bounds.rank(*one.point), default=None)
 
@@ -104,9 +104,9 @@ def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -
 
 
 def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Alternative]:
-    """Return the simulated plans that differ from the chosen one only in spread policy, redundancy mode or standbys.
+    """Return the simulated plans that differ from the chosen one in only one of spread policy, mode and standbys.
 
-    They show what the choice saves. For a single worker, which has no neighbours or replicas, only standbys may differ.
+    With the mode, replicas may differ. For a single worker, without neighbours or replicas, only standbys may differ.
     """
     asked = ("standby",) if chosen.candidate.workers == 1 else ("spread", "mode", "standby")
     pairs = [(one, name) for name in asked for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
@@ -151,7 +151,7 @@ def no_plan(front: Sequence[Assessment], bounds: Bounds) -> tuple[str, ...]:
 
 
 def amount(one: Assessment, name: str, unit: ReadableUnit) -> str:
-    """Return the mean of figure `name` and, for several runs, its deviation, as numbers in the unit; - for infinity."""
+    """Return the mean of figure `name`, and its deviation for several runs, as numbers in the unit; - if not finite."""
     return unit.number(one.mean(name), one.deviation(name) if len(one.outcomes) > 1 else None)
 
 

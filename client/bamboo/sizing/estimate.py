@@ -41,7 +41,7 @@ class Estimate:
 
 
 def memory_needed(world: World, candidate: Candidate) -> int:
-    """Return the bytes of device memory of the worker that needs most, even while it runs lost neighbours' stages."""
+    """Return the most bytes that a device needs at any time, even while its worker runs a lost neighbour's stage."""
     profile, spec = _profile(world, candidate), on_its_grid(candidate, world.spec)
     return most_bytes(profile.figures, spec, _split(spec, profile))
 
@@ -75,7 +75,7 @@ def traffic_of_step(world: World, candidate: Candidate) -> float:
 
 
 def node_usd(world: World, candidate: Candidate) -> float:
-    """Return the USD per hour of all nodes of a candidate, at mean prices over time and zones."""
+    """Return the USD per hour of all nodes of a candidate, at `World.spot_usd`."""
     return world.spec.spread.nodes(candidate.workers) * world.spot_usd(candidate.machine)
 
 

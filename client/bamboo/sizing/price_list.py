@@ -22,7 +22,7 @@ Text = Annotated[str, msgspec.Meta(max_length=2000)]
 
 
 class PriceError(ValueError):
-    """A mistake in a price file, as one sentence with the file's name and the field."""
+    """A mistake in a price file, as one sentence with the file's name."""
 
 
 class _PricePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -30,7 +30,7 @@ class _PricePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class MachinePrice(_PricePart, frozen=True, kw_only=True):
-    """The prices of one kind of machine, in USD for a machine and hour."""
+    """The prices of one kind of machine, in USD per machine and hour."""
 
     spot: Usd
     # the model's profile on it: a file, relative to the price file's folder; the name of a profile that comes with
@@ -80,7 +80,7 @@ def of_devices(path: str, prices: PriceList, devices: Collection[str]) -> PriceL
 def read_prices(path: str) -> PriceList:
     """Read a YAML or JSON file, or a list that comes with Bamboo by its name. Raises PriceError, which names the file.
 
-    Paths of profiles become relative to the current folder.
+    The file's folder is put in front of the paths of profiles, which are relative to it.
     """
     if path in shipped_prices():
         path = str(FOLDER / f"{path}.yaml")
@@ -110,7 +110,7 @@ def parse_prices(path: str, document: object) -> PriceList:
 
 
 def _from_folder(folder: Path, profile: str | None) -> str | None:
-    """Return the path of a profile's file, relative to the current folder; a name, without dot or slash, stays."""
+    """Return the path of a profile's file with the folder in front; None and a name, without dot or slash, stay."""
     return str(folder / profile) if profile is not None and ("." in profile or "/" in profile) else profile
 
 

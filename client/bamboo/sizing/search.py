@@ -122,7 +122,7 @@ def _nearest(world: World, estimated: Sequence[Estimate], bounds: Bounds) -> lis
     hours, usd = min(best, key=lambda one: bounds.rank(*one.point)).point
 
     def distance(one: Estimate) -> float:
-        """Return time x cost, or with bounds the larger ratio to the best estimate's time and cost."""
+        """Return time x cost; with bounds, the larger of the ratios of time and of cost to the best estimate's."""
         return max(one.hours / hours, one.usd / usd) if bounds.any else one.hours * one.usd
 
     near = sorted(estimated, key=distance)

@@ -31,8 +31,8 @@ def grids(world: World, limits: Limits) -> Iterator[Candidate]:
     """Yield a candidate for each machine, grid and microbatch, without standbys and otherwise as the job is.
 
     Unless limits.pipelines is set, a number of pipelines is skipped if the busiest pipeline gets no fewer microbatches
-    than with a smaller number, since it is not faster. Where the coordinator chooses the grid, only grids that it may
-    choose are yielded.
+    than with a smaller number, since it is not faster. Where the coordinator chooses stages or pipelines and `limits`
+    leaves them open, only numbers that it may choose are yielded.
     """
     stage_bounds, pipeline_bounds = _grid_bounds(world.spec)
     for name, machine in world.machines.items():
@@ -46,8 +46,8 @@ def grids(world: World, limits: Limits) -> Iterator[Candidate]:
 
 
 def _grid_bounds(spec: JobSpec) -> tuple[range, range]:
-    """Return the numbers of stages and of pipelines to search: those that the coordinator may choose from, or for a job
-    with a fixed grid all numbers, since the search may recommend another grid.
+    """Return the ranges of numbers of stages and of pipelines to search: the coordinator's choice, or for a fixed grid
+    all numbers, since the search may recommend another grid.
     """
     topology, fixed = spec.topology, spec.elastic is None
     most_stages = MOST_STAGES if fixed or topology.chooses_stages else topology.stages

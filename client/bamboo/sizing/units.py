@@ -34,13 +34,13 @@ USD: Final = ReadableUnit(name="USD")
 
 
 def time_unit(hours: Iterable[float]) -> ReadableUnit:
-    """Return the unit in which the shortest of these times is readable."""
+    """Return the unit for the shortest time that is positive and finite; HOURS if there is none."""
     shortest = _least(hours)
     return SECONDS if shortest < 2 / 60 else MINUTES if shortest < 1 else HOURS
 
 
 def money_unit(usd: Iterable[float]) -> ReadableUnit:
-    """Return the unit in which the least of these amounts is readable."""
+    """Return the unit for the least amount that is positive and finite; USD if there is none."""
     return CENTS if _least(usd) < 0.5 else USD
 
 

@@ -1,4 +1,4 @@
-"""Output formats of commands. Every start imports this, so it imports nothing heavy."""
+"""Output formats of commands. Each `bamboo` command imports this, so it imports nothing heavy."""
 
 from enum import StrEnum
 from typing import Annotated

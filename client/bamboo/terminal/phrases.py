@@ -30,7 +30,7 @@ def short_age(seconds: float) -> str:
 
 
 def progress(job: JobView) -> str:
-    """Return a line with step and loss, and while the job trains with speed and time left."""
+    """Return a line with the step and the loss and, while the job trains, its speed and the time left."""
     training = job.status.training
     runs = job.status.ended is None and (job.live is not None or job.status.holds("Running"))
     early = job.live.stopped_early if job.live is not None else job.status.stopped_early
@@ -54,7 +54,7 @@ def progress_words(
     eta_seconds: float | None,
     stopped_early: bool = False,
 ) -> list[str]:
-    """Return phrases on step, loss, speed and time left, without those that are unknown (None)."""
+    """Return phrases on step (? for unknown `steps`), early stop, loss, speed, time left; other unknowns omitted."""
     words = [f"step {step}/{steps or '?'}", *["stopped early"] * stopped_early]
     if loss is not None:
         words.append(f"loss {loss:.4f}")
@@ -74,7 +74,7 @@ def evaluation(job: JobView) -> str:
 
 
 def counts(job: JobView) -> str:
-    """Return a line that counts pipelines and workers (if desired), preemptions, takeovers, and failures (if any)."""
+    """Return a line of counts: pipelines and workers (if workers are wanted), preemptions, takeovers, any failures."""
     status, workers = job.status, job.status.workers
     parts = []
     if workers.desired:
@@ -98,7 +98,7 @@ def checkpoint(job: JobView, now: datetime) -> str:
 
 
 def checkpoint_of_run(kept: CheckpointSummary) -> str:
-    """Return a line such as `checkpoint: step 200, 3:05 old, in s3://bucket/llama; 12 steps repeated (0:40)`."""
+    """Return a line such as `checkpoint: step 200, 3:05 old, in s3://bucket/llama; 12 steps repeated (40s)`."""
     parts = [_newest(kept.step, kept.age, kept.place)]
     if kept.writing:
         layers = count(kept.writing.layers, "layer")

@@ -84,7 +84,7 @@ def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
 
 
 def live(snapshot: JobSnapshot, now: datetime, width: int, height: int, page: str = "") -> RenderableType:
-    """Return the picture of a running job, fitted into `height` lines by leaving out workers and older events.
+    """Return the picture of a running job, cut to `height` lines, if possible, by leaving out workers and older events.
 
     page: the URL of the job page, shown in the last line.
     """

@@ -45,9 +45,9 @@ class PlanReport:
 
 
 def plan_text(report: PlanReport, width: int | None = None) -> str:
-    """Return a table of the Pareto-optimal plans; for a recommended one also alternatives, reasons, manifest changes.
+    """Return the report as text: a table of Pareto-optimal plans; for a recommended one alternatives, reasons, changes.
 
-    Values common to all plans follow once, below the table. width: columns of the terminal, if there is one.
+    Values common to all plans follow the table; how plans were found comes last. width: the terminal's columns, if any.
     """
     front = report.found.front
     fields = [_fields(one.candidate) for one in front]
@@ -187,7 +187,7 @@ def _looked_at(report: PlanReport) -> str:
 
 
 def _estimated(report: PlanReport) -> list[str]:
-    """Return the estimated fields of the machines' profiles, including times of scaled microbatches."""
+    """Return the estimated fields of the machines' profiles, and layer times if the chosen plan scales them."""
     found = {name for machine in report.world.machines.values() for name in machine.profile.estimated}
     if report.found.chosen is not None:
         one = report.found.chosen.candidate

@@ -1,4 +1,4 @@
-"""A duration as the value of a flag. Every start imports this, so it imports nothing heavy."""
+"""A duration as the value of a flag. Each `bamboo` command imports this, so it imports nothing heavy."""
 
 import math
 import re

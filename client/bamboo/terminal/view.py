@@ -11,7 +11,7 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class TakeWorker:
-    """The user's request to take a worker away, with a preemption notice or at once."""
+    """The user's request to take away a worker and the others of its node, with a preemption notice or at once."""
 
     worker: WorkerId
     notice: bool
@@ -19,7 +19,7 @@ class TakeWorker:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """The user's request to stop the job, after a checkpoint if it keeps any."""
+    """The user's request to stop the job, after a checkpoint if the job keeps any; a second one stops it at once."""
 
 
 @dataclass(frozen=True, slots=True)

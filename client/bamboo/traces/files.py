@@ -34,7 +34,7 @@ TABLE = "milliseconds,add|remove,node"
 
 
 def parse_trace(path: str, text: str) -> Trace:
-    """Parse a trace file's text, JSON lines or a table. Raises NodeTraceError, which names file and line."""
+    """Parse a trace file's text, JSON lines or a table. Raises NodeTraceError with the file, and the line if known."""
     is_json = next((one for one in text if not one.isspace()), "") == "{"
     changes, prices, header = _parse_json_lines(path, text) if is_json else (_parse_table(path, text), [], None)
     duration, source = (header.duration, header.source) if header is not None else (0.0, "")

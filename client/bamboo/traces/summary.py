@@ -19,7 +19,7 @@ class NodeTraceSummary:
 
 
 def summarize(trace: Trace) -> NodeTraceSummary:
-    """Return the figures of a trace. The rate of removals is 0 if the trace lasts no time."""
+    """Return the figures of a trace. The rate of removals is 0 if no node is present for any time."""
     steps = nodes_over_time(trace)
     node_seconds = sum(count * (after - at) for (at, count), (after, _) in pairwise([*steps, (trace.duration, 0)]))
     node_hours = node_seconds / HOUR
@@ -31,7 +31,7 @@ def summarize(trace: Trace) -> NodeTraceSummary:
 
 
 def nodes_over_time(trace: Trace, zone: str | None = None) -> tuple[tuple[float, int], ...]:
-    """Return (seconds, number of nodes from then on) for each change, ascending from 0, for one zone or all."""
+    """Return (seconds, number of nodes from then on) at 0 and at each time of a change; zone: None for all zones."""
     counts, count = {0.0: 0}, 0
     for change in trace.changes:
         if zone is None or change.zone == zone:
@@ -41,7 +41,7 @@ def nodes_over_time(trace: Trace, zone: str | None = None) -> tuple[tuple[float,
 
 
 def _mean_price(trace: Trace) -> float | None:
-    """Return the mean USD per node and hour, at the zones' prices; None if a zone has no price or no time passes."""
+    """Return the nodes' mean price in USD per hour; None if a zone has no price, or no node is present for any time."""
     cost = node_seconds = 0.0
     for zone in sorted({change.zone for change in trace.changes}):
         series = price_series(trace, zone)

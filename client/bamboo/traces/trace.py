@@ -12,7 +12,7 @@ MOST_NAME = 253  # characters, the limit of a Kubernetes node's name
 
 
 class NodeTraceError(ValueError):
-    """A mistake in a trace, as one sentence with file and line if known."""
+    """Error of a trace that cannot be read or generated, or of its content: a sentence, with file and line if known."""
 
 
 class Change(StrEnum):
@@ -59,7 +59,7 @@ def make_trace(
 ) -> Trace:
     """Return a checked trace that lasts at least until its last change. Changes at one instant keep their order.
 
-    Raises NodeTraceError for a value out of bounds, a node that is added twice, or removed while it is absent.
+    Raises NodeTraceError for a value out of bounds, a bad name, or a node added while present or removed while absent.
     """
     ordered = tuple(sorted(changes, key=lambda change: change.at))
     priced = tuple(sorted(prices, key=lambda price: price.at))

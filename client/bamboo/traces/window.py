@@ -11,7 +11,7 @@ MOST_ROUNDS = 1000
 def window(trace: Trace, start: float, seconds: float) -> Trace:
     """Return `seconds` seconds of a trace, from `start` on; the window begins with the nodes present at `start`.
 
-    The trace repeats from its beginning, at most MOST_ROUNDS times. A trace without nodes gives an empty window.
+    Past its end the trace repeats, nodes at most MOST_ROUNDS times. A trace without nodes or time has an empty window.
     """
     if not trace.changes or trace.duration <= 0:
         return make_trace(duration=seconds, source=trace.source)
@@ -47,7 +47,7 @@ def _follow(present: dict[str, str], change: NodeChange) -> None:
 
 
 def _prices(trace: Trace, start: float, seconds: float) -> list[PriceChange]:
-    """Return the prices in force at `start`, moved to 0, and all later ones in the window, with the trace repeated."""
+    """Return each zone's price in force at `start`, or else its first, moved to 0, and all later ones in the window."""
     found: list[PriceChange] = []
     latest: dict[str, PriceChange] = {}
     for price in trace.prices:

@@ -120,7 +120,7 @@ def pod_authenticator(
     which the worker ends, or Unavailable, after which the worker tries again.
 
     uid_of: returns the UID of a worker's pod; "" if the worker is lost, None if its pod was not seen yet.
-    is_of_another_job: takes a pod's UID; returns whether the pod belongs to another job of the same name.
+    is_of_another_job: takes a pod's UID; returns whether it belongs to another job of the same name, or to none.
     """
 
     async def authenticate(request: web.Request) -> WorkerId:

@@ -64,9 +64,9 @@ class ClusterIndices:
     # queries
 
     def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
-        """Return the pods of the job with that UID, by name, without pods of an earlier job of that name.
+        """Return the pods of the job with that UID, by name, without pods of other jobs of that name.
 
-        The result is the same object until a pod changes.
+        The result is the same object until a pod changes, or a new {} if no job of that name has pods.
         """
         if (pods := self._index(PODS).get(job)) is None:
             return {}
@@ -103,8 +103,8 @@ class ClusterIndices:
                 listener.pod_changed(pod["metadata"]["name"])
 
     def pod_deleted(self, pod: Mapping[str, Any]) -> None:
-        """Notify the job's listener that a pod is gone, unless a new pod has its name. The cache ignores the deleted
-        pod's UID from now on.
+        """Notify the job's listener once that a pod is gone, unless a new pod has its name. The cache ignores the
+        deleted pod's UID from now on.
         """
         job = self._job_of(pod)
         self._deleted.append(pod["metadata"]["uid"])

@@ -26,7 +26,7 @@ Known = Mapping[str, Callable[[], None]]  # by UID (of nodes also by name): the 
 class Watched:
     """A kind of object that kopf watches.
 
-    known: returns the cached objects. listed: returns the `Known` keys of all objects. shown: kopf must show them all.
+    known: returns the cached objects. listed: returns all objects' `Known` keys. shown: whether kopf must show all.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Resync:
         self._asked.set()
 
     def soon(self) -> None:
-        """Request a resync within seconds, because kopf has listed its objects: a watch has begun, or begun again."""
+        """Request a resync within seconds, for example after a watch has begun anew and kopf has listed its objects."""
         self._asked.set()
 
     def problem(self) -> str | None:

@@ -1,7 +1,7 @@
 """Job pages on the operator's web port, for users who may get the BambooJob.
 
-Each request carries a token: a TokenReview identifies its user, and a SubjectAccessReview decides whether that user may
-get the job. Nothing is cached, so a withdrawn right counts at once.
+Each request for a job's data carries a token: a TokenReview identifies its user, and a SubjectAccessReview decides
+whether that user may get the job. Nothing is cached, so a withdrawn right counts at once.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from bamboo_operator.status.facts import OperatedJob
 
 
 def page_document(known: OperatedJob, now: float) -> Document:
-    """Return the data of a job's page. Like the job's status, it lists no workers of an ended or suspended job."""
+    """Return the data of a job's page, where the pools of an ended or suspended job have no paid workers."""
     facts = known.facts
     idle = facts.suspended or known.view.status.ended is not None
     paid = {} if idle else facts.paid if facts.paid is not None else facts.pods

@@ -1,4 +1,4 @@
-"""The operator's metrics, read from running jobs at each scrape, so that a deleted job has none."""
+"""The metrics of the operator and its jobs, read anew at each scrape, so that a deleted job has none."""
 
 import logging
 import time

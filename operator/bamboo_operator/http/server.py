@@ -21,7 +21,7 @@ class WebServer:
     """The operator's web server.
 
     healthy: returns why the operator is unhealthy; None if it is healthy. ready: returns why workers cannot connect,
-    which anyone may read; None if they can, here or at the active operator. Before start(), others add routes to `app`.
+    which anyone may read; None if they can, here or at the active operator. Add routes to `app` before start().
     """
 
     def __init__(

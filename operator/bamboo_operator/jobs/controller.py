@@ -64,7 +64,7 @@ class JobController:
         self._tasks[key] = asyncio.create_task(self._reconcile(key), name=f"{key[0]}/{key[1]}")
 
     def edited(self, body: Mapping[str, Any]) -> None:
-        """Pass a changed spec on to the job's reconciler."""
+        """Pass an edited job on to its reconciler. Do nothing if this operator does not manage the job."""
         if self._manages(_identity(body)):
             self._reconcilers[_key(body)].edited(body)
 
@@ -78,7 +78,7 @@ class JobController:
         return generation
 
     async def _reconcile(self, key: JobKey) -> None:
-        """Run a job's reconciler. If it fails, which is a bug, start another one a little later."""
+        """Run a job's reconciler until the job is gone. After an error, which is a bug, pause and start another one."""
         while True:
             job = self._reconcilers[key]
             try:
@@ -96,7 +96,7 @@ class JobController:
 
     def end(self, body: Mapping[str, Any], *, gone: bool) -> None:
         """Stop reconciling a job. gone: True if it was deleted; False if its deletion has only begun, in which case a
-        status is written that shows nothing running. Do nothing after stop(), or for another job of that name.
+        task writes a status that shows nothing running. Do nothing after stop(), or for another job of that name.
         """
         key, uid = _key(body), body["metadata"]["uid"]
         known = self._reconcilers.get(key)
@@ -109,7 +109,7 @@ class JobController:
             task.add_done_callback(lambda _: self._deletions.pop(uid))
 
     def _end(self, key: JobKey) -> "asyncio.Task[None]":
-        """Stop a job's reconciler; return its task, which is about to end."""
+        """Stop a job's reconciler and its connected workers; return the reconciler's task, which is about to end."""
         job, task = self._reconcilers.pop(key), self._tasks.pop(key)
         job.deleted()
         task.cancel()

@@ -1,4 +1,4 @@
-"""The runner of one BambooJob's coordinator: it passes events of the cluster and workers in, and executes commands.
+"""The runner of one BambooJob's coordinator: it feeds events to the coordinator, and executes the resulting commands.
 
 Its loop never waits for the API server. Decisions about the cluster are kept as desired state (pods to create and to
 delete, events to post), which the pod controller and the reconciler apply to the cluster.
@@ -65,9 +65,9 @@ URGENT = ("Takeover", "PlannedTakeover")  # reasons of plans that replace a work
 class TrainingRun:
     """One training of a job, from its start, or from an earlier coordinator's end, until it ends or is suspended.
 
-    resumed: workers may train already, for that coordinator. known_lost: workers whose loss was handled before, or
-    whose pods are being deleted. counted: workers that must not count as preempted again: their notice was counted, or
-    they were told to leave. earlier: progress before this training.
+    resumed: an earlier coordinator began the training, and workers may still train. known_lost: workers whose loss was
+    handled before, or whose pods are being deleted. counted: workers that must not count as preempted again: their
+    notice was counted, or they were told to leave. earlier: progress before this training.
     """
 
     job: JobIdentity
@@ -82,7 +82,7 @@ class TrainingRun:
 
 class CoordinatorRunner:
     """The runner of a job's coordinator. trigger: wakes the reconciler. finish: the coordinator's command that ends the
-    job; None until then.
+    training, also for a suspension; None until then.
     """
 
     def __init__(self, run: TrainingRun, shared: SharedResources, trigger: ReconcileTrigger) -> None:

@@ -75,7 +75,7 @@ def merge_followed(accepted: Json, newest: Json) -> tuple[Json, FollowedSpec]:
 
 
 def refusal_in(status: BambooJobStatus) -> str:
-    """Return the reason why a status reports the manifest as not accepted; "" if it is accepted."""
+    """Return the message with which a status reports the manifest as not accepted; "" if it does not."""
     condition = status.condition("Accepted")
     return condition.message if condition is not None and condition.status == "False" else ""
 
@@ -102,8 +102,8 @@ class AcceptedManifest:
     async def load(self, task: str | None) -> None:
         """Load the manifest that an earlier operator accepted, unless one is known. Raises RemoteError.
 
-        task: digest of the task that the workers train; None if unknown. It excludes manifests from before a
-        suspension, which remain if the newer one could not be written.
+        task: digest of the task that the workers train; None if unknown. Manifests with another task are ignored:
+        they are from before a suspension, and remain if the newer one could not be written.
         """
         revisions = [r for r in await self._list() if task in (None, self._task(r))]
         if self.manifest is None and revisions:
@@ -190,7 +190,7 @@ def _decoded(text: Any) -> Any:
 
 
 def _generation(revision: Json) -> int:
-    """Return the generation of the job that the revision stores."""
+    """Return the job's generation that a revision records; 0 if it records none."""
     return int(revision.get("revision") or 0)
 
 
@@ -238,7 +238,7 @@ class EffectiveSpec:
         self._reported = message
 
     def begin(self, *, resumed: bool) -> dict[str, Any]:
-        """Return the manifest for the workers: the newest, unless they have begun with another one (resumed)."""
+        """Return the accepted manifest; first accept the newest, unless the workers began with another (resumed)."""
         if not resumed or self.accepted.manifest is None:
             self.accepted.accept(self._manifest(), self._newest)
         return dict(self.accepted.manifest or {})
@@ -326,7 +326,7 @@ class EffectiveSpec:
 
 
 def _changed_task(plan: str, spec: JobSpec) -> tuple[str, ...]:
-    """Return the problem that the task was changed after the job began; () if it was not, or `suspend` is set."""
+    """Return the problem that the task was changed after the job began; () if not, if unknown or if suspended."""
     began = BambooJobStatus(plan=plan).plan_record.task
     if spec.suspend or began is None or began == task_digest(spec):
         return ()

@@ -65,7 +65,7 @@ class DeletedJobs:
         await self._channels.close()
 
     def channels_for(self, job: JobKey, request: web.Request) -> Channels | None:
-        """Return the channels for a caller whose job has no open path; None unless the job may be deleted.
+        """Return the channels for a caller whose job has no open path; None unless the job may have been deleted.
 
         An operator that starts knows pods before their jobs, so the check of the caller asks the API server.
         """

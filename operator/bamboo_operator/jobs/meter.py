@@ -1,6 +1,6 @@
 """The operator's own counts: plain numbers, read at each scrape of its metrics.
 
-The operator's loop writes them; the scraping thread reads them and copies a table before it iterates over it.
+The operator's loop writes them; the scraping thread reads them, and copies each table before iterating over it.
 """
 
 import time
@@ -27,10 +27,10 @@ class OperatorCounts:
 
 
 class JobMeter:
-    """One job's counts since its reconciler was created, from 0. The job's status holds those of earlier reconcilers.
+    """One job's counts since its reconciler was created, from 0; those of earlier reconcilers are not kept.
 
-    A counter that continued from the status would fall at each restart of the operator, because the status is up to 15
-    s old; Prometheus would then count everything again. Costs are counted elsewhere (`jobs/cost_counter`): their
+    A counter that continued from the job's status would fall at each restart of the operator, because the status is up
+    to 15 s old; Prometheus would then count everything again. Costs are counted elsewhere (`jobs/cost_counter`): their
     counters show the written status.
 
     useful, paid: worker-seconds. samples: number in committed steps. signals: losses and notices by source. committed:

@@ -22,8 +22,8 @@ class ReconcileSchedule:
     """Times of a job's reconciliations (time.monotonic()).
 
     ended: end of the last one. next: the next one if nothing changes. earliest: the next one if an input has changed.
-    retry: seconds to wait after a failure. end_written: since when the job's end is in its status. over: nothing is
-    left.
+    retry: seconds to wait after a failure. end_written: since when the job's end is in its status. over: there is
+    no next one.
 
     A job is not over before its end is written, or another operator would run it again. After that, events that cannot
     be posted keep it from being over for at most FINAL_EVENTS_SECONDS.
@@ -95,7 +95,7 @@ class ReconcileTrigger:
         self._triggered.clear()
 
     async def wait(self, seconds: float) -> None:
-        """Wait at most `seconds`, or until a change, including one since the last wait."""
+        """Wait at most `seconds`, or until a change, including one since the last wait() or clear()."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._triggered.wait()

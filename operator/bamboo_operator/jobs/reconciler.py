@@ -147,8 +147,8 @@ class JobReconciler:
             await self._write_until_done()
 
     async def run(self) -> None:
-        """Reconcile the job until it is over, then delete it after its TTL; without a TTL, never return. Raises
-        JobGone, or what the coordinator raises; may be cancelled.
+        """Reconcile the job until it is over, then delete it after its TTL; without a TTL, wait until an edit
+        sets one. Raises JobGone, or what the coordinator raises; may be cancelled.
         """
         while self._status.written.ended is None:
             self._edited.clear()

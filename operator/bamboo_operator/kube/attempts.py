@@ -66,7 +66,7 @@ class ApiAttempts:
     async def once(self, what: str, act: Awaitable[None], record: Callable[[Emit], None]) -> bool:
         """Await a call, and return whether it succeeded. A RemoteError is logged, since it must not stop other work.
 
-        A refusal (403, 422), except of a pod, is also recorded as an event, once, even if the job trains again later.
+        A refusal (403, 422), except of a pod, is also recorded as an event, unless it repeats the last one recorded.
         """
         self.heartbeat()
         try:

@@ -311,7 +311,7 @@ class Lease:
             raise ApiError(409, "Conflict", "the lease changes all the time")
 
     async def _take(self) -> bool:
-        """Take or renew the Lease; return False if it was changed or deleted since the last read. Raises
+        """Take or renew the Lease; return False if it was created, changed or deleted since the last read. Raises
         RemoteError.
         """
         wanted = lease_held_by(self._place, self._lease, self._me, utc_now(), self._before)
@@ -374,8 +374,8 @@ class ActiveLabel:
             await self._attempts.until_done(f"label pod {name}", partial(self._label, name), ends=(404,))
 
     async def give_up(self, *, first: bool = False) -> None:
-        """Remove this pod's label, trying only once. first: also remove a label that an earlier process may
-        have left.
+        """Remove this pod's label if this process may have set it, trying only once. first: also remove a label that
+        an earlier process may have left.
         """
         if self._set or first:
             self._set = False

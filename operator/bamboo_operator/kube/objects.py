@@ -10,7 +10,7 @@ JobKey = tuple[str, str]  # namespace and name
 
 
 class JobIdentity(NamedTuple):
-    """The name and UID of a BambooJob. The UID tells it from earlier and later jobs of the same name."""
+    """The namespace, name and UID of a BambooJob. The UID tells it from earlier and later jobs of the same name."""
 
     key: JobKey
     uid: str
@@ -40,5 +40,5 @@ def api_time(when: datetime) -> str:
 
 
 def parsed_time(text: Any) -> datetime | None:
-    """Parse a time of the Kubernetes API; None if it is absent. Raises ValueError."""
+    """Parse a time of the Kubernetes API; None if it is not a string. Raises ValueError if it is malformed."""
     return datetime.fromisoformat(text) if isinstance(text, str) else None

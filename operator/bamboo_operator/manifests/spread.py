@@ -20,7 +20,7 @@ MOST_NODES = 1_000_000  # more than any cluster has
 
 def zone_group(job: JobSpec, living: Iterable[Mapping[str, Any]]) -> int:
     """Return the zone group of the next pod, the one with the fewest pods; 0 unless the spread is ZonePerPipeline.
-    living: the job's pods that have not ended.
+    living: the job's pods that neither have ended nor are being deleted.
     """
     if pod_spread(job) is not SpreadPolicy.ZONE_PER_PIPELINE:
         return 0
@@ -36,10 +36,10 @@ def spread_labels(job: JobSpec, group: int) -> Json:
 def spread(job: JobSpec, uid: str, group: int) -> Json:
     """Return the fields of a pod's spec that place it relative to the job's other pods. uid: the job's UID.
 
-    Pods prefer different nodes. With room for several workers per node (workersPerNode) they prefer shared nodes
-    instead, but never exceed that room: a pod waits instead. Interleave also prefers different zones. The other
-    policies require a pod to be in the zone of the first pod of its group (with SingleZone, of the job), since traffic
-    across zones may cost more than the node; a pod waits if that zone has no more nodes.
+    Pods prefer different nodes. With room for several workers per node (workersPerNode) they prefer shared nodes, and a
+    pod waits rather than exceed that room. Interleave also prefers different zones. The other policies require the zone
+    of the first pod of the group (with SingleZone, of the job), since traffic across zones may cost more than a node; a
+    pod waits if that zone has no more nodes. Groups prefer different zones.
     """
     room = job.spread.workers_per_node
     of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}

@@ -1,4 +1,4 @@
-"""The user's part of a worker's pod: `worker.template` and its pool's template, merged into the operator's pod."""
+"""The templates for a worker's pod, `worker.template` and its pool's, without fields that the operator ignores."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,7 +88,7 @@ def _over_token(mount: Mapping[str, Any]) -> bool:
 
 
 def _selectors(job: JobSpec, spec: Mapping[str, Any], path: str, pools: Sequence[NodePool]) -> list[str]:
-    """Return a sentence for each node selector that a pool overrides. They are not removed here."""
+    """Return a sentence for each node selector that a pool's preset overrides; the selectors stay in `spec`."""
     asked = spec.get("nodeSelector") or {}
     return [
         f"{path}.spec.nodeSelector.{key}: ignored in node pool {pool.name}, whose preset sets it to {value}"
@@ -123,7 +123,7 @@ class _Refusal:
 
 
 def _well_formed(values: dict[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
-    """Return a deep copy without malformed fields, among those that the operator reads; add a problem for each."""
+    """Return a deep copy without malformed fields (checks only `_MAPS` and `_LISTS`); add a problem for each."""
     kept: dict[str, Any] = {}
     for key, value in values.items():
         inner, wrong = f"{path}.{key}", None

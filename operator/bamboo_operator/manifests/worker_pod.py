@@ -18,7 +18,7 @@ from bamboo_operator.manifests.template import TOKEN_VOLUME, read_templates
 
 
 def place(spec: dict[str, Any], where: NodePlacement) -> None:
-    """Add the restrictions of `where` to a pod's spec, in place; equal nodeSelector keys are replaced."""
+    """Add the constraints in `where` to a pod's spec, in place; its selector keys replace equal ones of the spec."""
     if where.selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **where.selector}
     asked = list(spec.get("tolerations") or ())
@@ -73,7 +73,7 @@ def worker_pool(pod: Mapping[str, Any]) -> str | None:
 
 
 def template_problems(job: JobSpec) -> list[str]:
-    """Return a sentence for each ignored field of the job's templates, and a warning about hostNetwork."""
+    """Return a sentence for each ignored field of the job's templates, and for each template with hostNetwork."""
     found: list[str] = []
     for reading in read_templates(job, job.node_pools):
         found += reading.problems
@@ -133,7 +133,7 @@ def _rendered(
 
 
 def claim_name(job: JobSpec) -> str | None:
-    """Return the name of the PersistentVolumeClaim for the job's checkpoints; None if it has none."""
+    """Return the name of the PersistentVolumeClaim for the job's checkpoints; None if the job uses none."""
     return job.checkpoint.claim if job.checkpoint else None
 
 
@@ -237,7 +237,7 @@ def _own_env(name: WorkerId, spec: Json, settings: WorkerPodSettings) -> list[Js
 
 
 def _own(spec: Json, env: list[Json]) -> None:
-    """Add the metrics port and what only the operator sets to a pod's spec, in place. env: the trainer's variables."""
+    """Add to a pod's spec, in place: restartPolicy, token, the trainer's `env` and, without hostNetwork, its port."""
     token = {"audience": names.TOKEN_AUDIENCE, "expirationSeconds": names.TOKEN_SECONDS, "path": "token"}
     volume = {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
     mount = {"name": TOKEN_VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}
@@ -252,9 +252,9 @@ def _own(spec: Json, env: list[Json]) -> None:
 
 
 def network_policy(job: JobSpec, uid: str) -> dict[str, Any]:
-    """Return the NetworkPolicy of a job's workers: only they may connect to each other, but any pod may read metrics.
+    """Return the NetworkPolicy of a job's workers: they accept each other's connections, and any pod may read metrics.
 
-    Between workers all ports are open, since each uses any free one. Outgoing connections are not restricted.
+    Between workers all ports are open, since a worker listens on any free one. Outgoing connections are not restricted.
     """
     workers = {"matchLabels": {LABEL_JOB_UID: uid}}
     return {

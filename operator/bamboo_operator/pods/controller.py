@@ -72,7 +72,7 @@ class PodController:
     demand: returns which workers the coordinator wants now. tell: makes the coordinator handle an event at once.
     forced: notes that a pod is about to be deleted, because its worker did not exit. created: how many workers the job
     has had. record: takes events for the user. made: when the job was created (seconds since 1970). resumed: whether
-    the job ran before this operator took it over. holders: the operator's jobs that hold quota in vain.
+    workers may already train, for an earlier coordinator. holders: the operator's jobs that hold quota in vain.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class PodController:
         }
 
     async def reconcile(self) -> None:
-        """Create and delete pods as the coordinator wants, one decision after the other.
+        """Bring the pods, the network policy and the disruption budget up to date; stop as soon as the job is over.
 
         Raises the last RemoteError; the next reconciliation repeats the failed parts.
         """
@@ -152,8 +152,8 @@ class PodController:
             raise failed
 
     async def end(self) -> None:
-        """Clear `problems` and remove the disruption budget of a job that has stopped training; its pods are deleted
-        elsewhere. Raises RemoteError.
+        """Clear `problems` and remove the disruption budget of a job that has stopped training; `PodRemoval`
+        deletes its pods. Raises RemoteError.
         """
         self.problems = ()
         if self._budget is not None:
@@ -257,7 +257,7 @@ class PodController:
     # observations and upkeep
 
     async def _apply_network_policy(self) -> None:
-        """Write the NetworkPolicy again every REPAIR_SECONDS, unless the operator's settings leave it out.
+        """Write the NetworkPolicy, at once and then every REPAIR_SECONDS, unless the operator's settings leave it out.
 
         The operator does not watch it, and without it the workers' ports are open.
         """
@@ -274,14 +274,14 @@ class PodController:
             await self._budget.update(view.status, view.spec, numbers)
 
     async def _read_startup_events(self) -> None:
-        """Read the events of pods that do not start although their status gives no reason."""
+        """Read the events of pods that do not start and whose status gives no reason."""
         await self._startup_events.read(self.view().not_joined, time.monotonic())
 
     # execution of decisions
 
     async def _carry_out(self, decide: Decision) -> None:
-        """Execute the actions of one decision. Creation is decided again after each pod, because fewer may be wanted by
-        then.
+        """Execute the actions of one decision, unless the job is over. `create` decides again after each pod, because
+        fewer may be wanted by then: at most PODS_AT_ONCE pods, for CREATING_SECONDS.
         """
         end = time.monotonic() + CREATING_SECONDS
         for _ in range(PODS_AT_ONCE if decide is create else 1):
@@ -298,8 +298,8 @@ class PodController:
         self._tell(RequestsWithdrawn(action.count))
 
     async def _create(self, action: Create) -> None:
-        """Create the next worker's pod. If its name is taken, use the pod that has it: an earlier try may have created
-        it.
+        """Create the next worker's pod. An earlier try may have created it: only count it if its worker has joined
+        or is gone; if its name is taken, use the pod of that name.
         """
         number, view = self.created, self.view()
         name = worker_name(view.spec.name, number)

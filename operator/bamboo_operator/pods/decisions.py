@@ -59,7 +59,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """An action: release a worker whose pod is outdated, unless the API server refuses a pod of the newest template."""
+    """An action: release a worker whose pod is outdated, unless the API server finds the newest template invalid."""
 
     worker: WorkerId
 
@@ -91,7 +91,7 @@ def let_quota_go(view: PodsView) -> Iterator[Action]:
 
 
 def yield_quota(view: PodsView) -> Iterator[Action]:
-    """Delete the pods of a job that has given its quota back, so that none takes it again; release workers that joined.
+    """While a job pauses after giving its quota back, delete its pods; before that, release workers that have joined.
 
     At other times delete waiting pods of the queue's growth priority class that the job needs in the first class.
     """
@@ -114,8 +114,8 @@ def create(view: PodsView) -> Iterator[Action]:
 
 
 def delete_ended(view: PodsView) -> Iterator[Action]:
-    """Delete the pods of workers that did not stop when asked to, and the pods that have ended, except the last
-    KEPT_CRASHES failed ones.
+    """Delete the pods of workers that have not ended LEAVE_SECONDS after they were lost, refused or asked to leave, and
+    the pods that have ended, except the last KEPT_CRASHES failed ones.
     """
     pods = view.pods
     ended = {name: found for name, pod in pods.items() if (found := worker_exit(pod)) is not None}
@@ -130,8 +130,8 @@ def delete_ended(view: PodsView) -> Iterator[Action]:
 
 
 def replace_unjoined(view: PodsView) -> Iterator[Action]:
-    """Delete the pods of workers that run for REPLACE_SECONDS without connecting; the coordinator then requests others.
-    A restarted coordinator first waits for its workers.
+    """Delete the pods of workers that have run for REPLACE_SECONDS without connecting; the coordinator then requests
+    others. A restarted coordinator first waits for its workers.
     """
     if view.wanted.recovering:
         return  # they train, and try to connect again
@@ -169,9 +169,9 @@ def roll(view: PodsView) -> Iterator[Action]:
 
 
 def shrink(view: PodsView) -> Iterator[Action]:
-    """Give back a surplus worker, or a fallback pool's once an earlier pool has nodes again; do nothing in a rollout.
+    """Give back a surplus worker, or one of a fallback pool once an earlier pool has nodes again.
 
-    To learn whether an earlier pool has nodes, this decision creates a probe: a pod for one more worker than wanted.
+    To learn whether it has, create a probe: a pod for one worker too many. Do nothing while a rollout progresses.
     """
     if view.rolls:
         return

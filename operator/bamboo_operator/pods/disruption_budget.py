@@ -1,7 +1,7 @@
 """The PodDisruptionBudget of a job: drains and other evictions take its workers one at a time.
 
-With one pipeline two neighbours hold all copies of a stage between them, so that a drain of both their nodes would end
-the job. The budget lets one worker go, and the next one only when two workers hold every stage again. It is a floor on
+With one pipeline and one replica, two workers hold all copies of a stage, so that draining both their nodes would lose
+it. The budget lets one worker go, and the next one only when two workers hold every stage again. It is a floor on
 healthy pods and selects by number the pods of workers that have joined. Any other pod could become healthy before the
 operator moves the floor, and then two pods with state could be evicted. The operator writes floor and selection in one
 request, so that never more than one pod may go, even while the operator is away.
@@ -81,8 +81,8 @@ class DisruptionBudgetWriter:
         evictions.
 
         workers: the numbers of the living workers that have joined. Raises RemoteError, except for a refusal (REFUSED),
-        which is reported once and tried again every RETRY_SECONDS. While no worker has joined, or a restarted
-        coordinator does not know which workers hold replicas, the budget stays as it is.
+        which is reported once and tried again every RETRY_SECONDS. While no worker has joined, this writes no
+        budget; while a restarted coordinator does not know which workers hold replicas, this does nothing.
         """
         if status.phase == "Recovering":
             return

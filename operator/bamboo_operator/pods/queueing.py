@@ -1,7 +1,7 @@
 """Requests of a job to its Kueue queue, and the return of its quota. No I/O.
 
-Kueue admits each worker's pod by itself (docs/design/operator.md): its webhook puts a scheduling gate on a new pod, and
-its manager removes the gate once the queue has quota for that pod. To preempt a worker it deletes the worker's pod.
+Kueue admits each worker's pod separately (docs/design/operator.md): its webhook puts a scheduling gate on a new pod,
+and its manager removes the gate once the queue has quota for that pod. To preempt a worker it deletes the worker's pod.
 """
 
 import math
@@ -153,7 +153,7 @@ class HeldQuota:
 
 
 class QuotaHolders:
-    """The jobs of an operator that hold quota in vain. Only the youngest of them gives quota back at a time, so that
+    """The jobs of an operator that hold quota in vain. They give it back one at a time, the youngest first, so that
     other jobs may begin.
     """
 

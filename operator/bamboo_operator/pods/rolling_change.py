@@ -43,14 +43,14 @@ class WorkerTemplates:
     def pod(self, job: JobSpec, number: int, pool: NodePool | None, group: int = 0) -> dict[str, Any]:
         """Return the pod of the worker with this number.
 
-        pool: the worker's pool, in its newest version if `job` still has a pool of that name. group: the pods of a
+        pool: the worker's pool; if `job` has a pool of that name, this uses the job's version. group: the pods of a
         group have to be in the same zone, if the job asks for that.
         """
         own = next((one for one in job.node_pools if pool is not None and one.name == pool.name), pool)
         return worker_pod(job, self._uid, number, own, self._settings, group)
 
     def revision(self, job: JobSpec) -> str:
-        """Return the newest template's name for people: the revision of the first pool's pods."""
+        """Return the newest template's name for people: that of the first pool's pods, or of pods without a pool."""
         return self._revisions(job)[job.node_pools[0].name if job.node_pools else None]
 
     def revisions(self, job: JobSpec) -> frozenset[str]:
@@ -99,7 +99,7 @@ class RollingChange:
         self._report(before, self.record)
 
     def step(self, view: PodsView) -> RolloutStep:
-        """Return the next step; NOTHING without a rollout. view: a new one, since a worker may have begun to train."""
+        """Return the next step; NOTHING if no rollout progresses or a restarted coordinator waits for its workers."""
         if self.record is None or not self.progresses or view.status.phase == "Recovering":
             return NOTHING
         return next_step(self.record, self._seen(view))

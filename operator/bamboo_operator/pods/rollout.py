@@ -1,7 +1,7 @@
 """Decisions of a rollout: which outdated worker to replace next, and when to stop replacing.
 
 Pure. An outdated worker that is not ready is deleted. A ready one is released by a planned takeover, while every stage
-has the copies that the job asks for; the next one goes only when the successor, of the newest template, is ready.
+of a redundant job has a second copy; the next one goes only when the successor, of the newest template, is ready.
 """
 
 from collections.abc import Iterable

@@ -83,7 +83,7 @@ class StartBackoff:
         """Return the backoff after one more worker that ended before it joined. number: the worker's number; made: how
         many workers were made so far.
 
-        Workers that were created together, and end together, are one round.
+        A worker that was created before the newest round ended belongs to that round.
         """
         if self.rounds and number < self.made:
             return replace(self, detail=detail)
@@ -302,8 +302,8 @@ class StartupEvents:
         self.problems: dict[str, StartupProblem] = {}  # by the pods' uids
 
     async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:
-        """Read the events of pods whose next read is due, and update `problems`. pods: all pods that may not have
-        started. Raises RemoteError.
+        """Read the events of at most READ_AT_ONCE pods whose next read is due, and update `problems`. pods: all pods
+        that may not have started. Raises RemoteError.
         """
         awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
         self.problems = {uid: problem for uid, problem in self.problems.items() if uid in awaited}

@@ -119,10 +119,10 @@ class PodsView:
 
     pods: all pods; living: pods that have not ended and are not being deleted. deleted: the workers whose pods'
     deletion was requested lately. startup_events: problems from the events of pods that do not start, by their uids.
-    released: when the gates of a worker's pod went away. waiting_since: when the worker that has been missing longest
-    began to be missing. probes: workers that were requested only to try a pool. unjoined: seconds for which workers
-    have run without joining. stopping: the workers that were asked to stop and have not ended, each with the time of
-    the request. rollout: the next step of the rollout; rolls: workers are being replaced.
+    released: when the gates of a worker's pod went away. waiting_since: since when some worker has been waiting
+    for a node, without a break. probes: workers that were requested only to try a pool. unjoined: seconds for which
+    workers have run without joining. stopping: workers lost, refused or asked to leave that have not ended, and since
+    when the controller knows. rollout: the next step of the rollout; rolls: workers are being replaced.
     """
 
     demand: PodDemand
@@ -156,7 +156,7 @@ class PodsView:
 
     @cached_property
     def not_joined(self) -> PodsByName:
-        """The pods of workers that have not joined and are not lost."""
+        """The pods of workers that have not joined and were not declared lost or refused."""
         known = {*self.demand.joined, *self.wanted.gone}
         return {name: pod for name, pod in self.pods.items() if name not in known}
 
@@ -181,7 +181,7 @@ class PodsView:
 
     @cached_property
     def adding(self) -> int:
-        """The number of wanted pods that do not exist yet."""
+        """The number of requested workers that have no pod; probes do not count as such pods."""
         return max(0, self.wanted.requested - len(self.not_joined.keys() - self.probes))
 
     @cached_property

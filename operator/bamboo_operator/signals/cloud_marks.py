@@ -2,9 +2,9 @@
 
 Marks left out, because the worker may stay: a cordon, DeletionCandidateOfClusterAutoscaler, rebalance
 recommendations without an action (they leave no mark), Azure's FreezeScheduled (seconds only), pressure, startup
-taints, and the conditions MaintenancePlanned and Drained (a pod left on a drained node is left on purpose). So are
-not-ready and unreachable: a node with a silent kubelet may well run a live worker, and heartbeats detect a dead one
-much earlier.
+taints, and the conditions MaintenancePlanned and Drained (a pod left on a drained node is left on purpose).
+Also left out are not-ready and unreachable: a node with a silent kubelet may well run a live worker, and heartbeats
+detect a dead one much earlier.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """An installation's own marks of nodes that will go away: taints, labels, annotations or conditions that its tools set.
 
-They are read once from a file, hold for all jobs, and add to the clouds' marks (`cloud_marks`).
+The operator reads them once from a file and heeds them for all jobs, in addition to the clouds' (`cloud_marks`).
 """
 
 import re

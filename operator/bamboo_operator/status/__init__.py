@@ -1,1 +1,1 @@
-"""The BambooJob's status: its facts, condition rules, costs, events, and its writer."""
+"""The BambooJob's status: its facts, condition rules, budget sentences, events, and its writer."""

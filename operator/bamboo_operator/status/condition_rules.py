@@ -65,7 +65,7 @@ class RuleInput:
         return ConditionResult(False, "Suspended", "the job is suspended") if self.facts.suspended else None
 
     def ready(self) -> int:
-        """Return the number of workers that have loaded their task."""
+        """Return the number of workers that are leaving or, once there is a plan, have loaded their task."""
         workers = self.status.workers if self.status else ()
         return sum(1 for _, state in workers if state is not WorkerState.STARTING)
 
@@ -79,7 +79,7 @@ class RuleInput:
         return price_per_hour(self.facts.pools, self.pods if self.idle or self.facts.paid is None else self.facts.paid)
 
     def damage(self) -> list[PipelineDamage]:
-        """Return the pipelines' faults: workers with two stages, and with redundancy stages without a second copy."""
+        """Return the pipelines' faults: workers with several stages and, in a redundant job, stages without a copy."""
         status, spec = self.status, self.facts.spec
         if status is None or spec is None:
             return []
@@ -129,7 +129,7 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
 
 def _as_many_as_pods(given: RuleInput, needed: int) -> ConditionResult:
     """Return the condition WorkersReady while the coordinator does not know its workers: as written before if it was
-    True, unless a running job lacks pods; else False.
+    True, unless a running job that has a coordinator lacks pods; else False.
     """
     existing = sum(given.pods.values())
     if given.was("Running") and existing < needed and not given.facts.unattended:

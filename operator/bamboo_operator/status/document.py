@@ -113,7 +113,7 @@ def _pipelines(given: RuleInput, previous: BambooJobStatus) -> PipelineCounts:
 
 
 def _desired_pipelines(given: RuleInput, previous: BambooJobStatus) -> int:
-    """Return the desired number of pipelines: the spec's, else the grid's or written one, else the maximum."""
+    """Return the desired number of pipelines: a fixed one, else the grid's (unknown: as written), else the maximum."""
     spec, status = given.facts.spec, given.status
     assert spec is not None
     if not spec.topology.chooses_pipelines:
@@ -137,7 +137,7 @@ def _workers(given: RuleInput, previous: BambooJobStatus) -> WorkerCounts:
 
 
 def _checkpoint(run: BambooJobStatus, previous: BambooJobStatus) -> CheckpointStatus:
-    """Return the newest known checkpoint: the written one, with its time, until the coordinator knows another step.
+    """Return the newest known checkpoint: the written one, with its time, unless the coordinator's is of another step.
 
     A coordinator that knows no checkpoint may not have looked for one yet.
     """

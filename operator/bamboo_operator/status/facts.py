@@ -67,7 +67,7 @@ class StatusFacts:
 class OperatedJob:
     """A job as its operator knows it, for its page and its metrics.
 
-    view: the spec in force (the newest one if none was ever valid) and the last written status.
+    view: the spec in force (the newest one if none was ever valid), the last written and the coordinator's status.
     """
 
     view: JobView

@@ -17,9 +17,9 @@ SHOWN_KINDS = 3
 
 
 def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> tuple[str, ...]:
-    """Load a task, and build its layers without values; return lines about its layers, stages and memory.
+    """Load a task, and build its layers without values; return lines about its layers, initial values and memory.
 
-    Without the trainer, a line says so. folders: searched for the task's modules. Raises TrainerError if it fails.
+    Without the trainer or torch, the only line says so. folders: searched for the task's modules. Raises TrainerError.
     """
     if missing := missing_packages():
         return (f"not checked: the task, since {missing} is not installed here",)

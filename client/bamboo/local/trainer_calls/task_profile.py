@@ -1,4 +1,4 @@
-"""Profiles of a job's own layers: the trainer, in its own process, measures them or counts them for another device."""
+"""Profiles of a job's own layers: the trainer, in its process, times them or counts their work for another device."""
 
 import json
 import os
@@ -34,7 +34,7 @@ DETECTION: Final = "detection: the heartbeat timeout, as of a machine that vanis
 def measure_task(job: JobSource, repeats: int, seconds: float) -> ModelProfile:
     """Measure a task's layers on this machine's device, and return their profile. Raises ProfileError.
 
-    repeats: microbatches per layer for the median; more follow if it is not steady. seconds: limit for those.
+    repeats: microbatches per layer for the median. seconds: limit for more of them, over all layers, if it is unsteady.
     """
     answer = _answer(PROFILE, job, "the task could not be measured", repeats=repeats, seconds=seconds)
     return profile_of(job.spec, answer, repeats)

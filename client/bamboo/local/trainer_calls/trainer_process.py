@@ -25,7 +25,7 @@ class TrainerError(RuntimeError):
 
 
 def missing_packages() -> str:
-    """Return the names of packages that the trainer needs and that are not installed; "" if none is missing."""
+    """Return the packages of NEEDED that are not installed, joined by "and"; "" if none is missing."""
     return " and ".join(module for module in NEEDED if find_spec(module) is None)
 
 
@@ -49,7 +49,7 @@ def run_trainer(what: str, name: str, *arguments: str, **options: object) -> int
 
 
 def run_silently(what: str, name: str, *arguments: str, **options: object) -> None:
-    """Call a function like `run_trainer`, in any thread, without output. Raises TrainerError with its errors."""
+    """Call a function as `run_trainer` does, but without output, in any thread. Raises TrainerError if it fails."""
     if missing := missing_packages():
         raise TrainerError(f"{what} needs {missing}, not installed here")
     process = subprocess.Popen(
@@ -81,10 +81,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def ask_trainer(function: str, arguments: dict[str, Any], folders: Sequence[Path], *, failed: str) -> dict[str, Any]:
-    """Call "module:function" of the trainer in a new process; return its answer. folders: the task's module path.
+    """Call "module:function" of the trainer in a new process; return its answer. folders: as in `ForkServer`.
 
-    Raises TrainerError: the answer's `problem`, or a sentence that begins with `failed`, says what is missing or went
-    wrong, and ends with the process's last output, if any.
+    Raises TrainerError with the answer's `problem`, or with a sentence that begins with `failed`, says what is missing
+    or went wrong, and ends with the process's last output, if any.
     """
     if missing := missing_packages():
         raise TrainerError(f"{failed}: {missing} not installed here")

@@ -8,7 +8,7 @@ CHUNK = 1 << 20  # bytes read at once, and most bytes kept of an unfinished line
 
 
 class LogFollower:
-    """Reader that passes text appended to a file to `write`, in whole lines, or in parts of lines over CHUNK bytes."""
+    """Reader that passes a growing file's text to `write`: whole lines, or parts of lines longer than CHUNK bytes."""
 
     def __init__(self, path: Path, write: Callable[[str], object]) -> None:
         self._path, self._write = path, write

@@ -38,7 +38,7 @@ class HeldStates:
     def follow(self, plan: Plan, now: float) -> list[StateOnItsWay]:
         """Drop states that the plan no longer assigns; return the copies that begin now.
 
-        A new owner has its state at once. An owner sends one copy after the other.
+        A new owner has its state at once. An owner sends these copies one after the other.
         """
         wanted: dict[WorkerId, set[int]] = {}
         busy: defaultdict[WorkerId, float] = defaultdict(float)
@@ -92,8 +92,8 @@ class HeldStates:
     ) -> tuple[dict[WorkerId, float], list[Transfer]]:
         """Return the seconds until each worker has loaded its state for a plan with a new origin, and the transfers.
 
-        Layers in a worker's own memory cost nothing, others come over the network from other workers, else from the
-        store. copies: the layers of that state in each worker's memory; the plan names only some holders as sources.
+        Loading takes no time without `plan.restore`, or from the worker's own memory; other layers come from other
+        workers, else from the store. copies: each worker's own layers of that state; `plan.sources` may lack some.
         """
         workers = sorted(plan.worker_ids())
         if plan.restore is None:

@@ -158,7 +158,7 @@ class JobRecord:
         return max(0.0, whole - sum(seconds for _, seconds in self.pauses))
 
     def stepped(self, since: float, until: float, steps: int, new: int) -> None:
-        """Record the steps done from `since` to `until`; all but the last `new` repeat earlier ones."""
+        """Record the steps from `since` to `until`; the last `new` were done for the first time, none if `new` < 0."""
         self.steps.append((since, until, max(0, new)))
         self.redone += (until - since) * (steps - max(0, new)) / steps
 
@@ -181,7 +181,7 @@ class JobRecord:
 
 
 def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
-    """Return the hours at the ends of the longest run's bins, and a field's mean over the runs that last that long.
+    """Return the hours at the ends of the longest run's bins, and for each a field's mean over the runs that reach it.
 
     Cumulative values are averaged over all runs, with their final value after a run's end.
     """
@@ -195,7 +195,7 @@ def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list
 
 
 def _binned(spans: Sequence[Span], width: float) -> list[float]:
-    """Distribute each span's amount evenly over the bins of `width` seconds that it covers; return the bins' sums."""
+    """Distribute each span's amount over bins of `width` seconds in proportion to overlap; return the bins' sums."""
     bins = [0.0] * BINS
     for begin, end, amount in spans:
         first, last = min(int(begin / width), BINS - 1), min(int(end / width), BINS - 1)

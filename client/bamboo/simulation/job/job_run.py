@@ -1,7 +1,6 @@
-"""Simulation of a job in virtual time: the real coordinator decides, and all else takes the times of a profile.
+"""Simulation of a job in virtual time, with nodes that come and go by a trace and durations from a model's profile.
 
-It is a shell of the coordinator, like operator and local runner: nodes come and go by a trace, events go through
-`coordinator.step`, and simulated workers carry out the commands.
+Like the operator and the local runner, it passes events to `coordinator.step` and executes the returned commands.
 """
 
 from collections import defaultdict
@@ -75,8 +74,7 @@ class JobRun:
 def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
     """Simulate a run and return its result. Raises SimulationError if the job cannot be simulated.
 
-    say: called with a line for each event. model: another run's step model of this job and profile, to reuse its
-    results.
+    say: called with a line for each event. model: another run's step model of this job and profile, for reuse.
     """
     return _Simulation(_simplified(run), model or model_of(run), say).run()
 
@@ -88,7 +86,7 @@ def model_of(run: JobRun) -> StepModel:
 
 
 def _simplified(run: JobRun) -> JobRun:
-    """Drop a run's settings that are ignored here, such as evaluation, and fit its profile to its microbatches."""
+    """Return the run without settings ignored here, such as evaluation, and with a profile of its microbatch size."""
     training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None, deterministic=False)
     checkpoint = run.spec.checkpoint and replace(run.spec.checkpoint, keep_best=False)
     spec = replace(run.spec, training=training, checkpoint=checkpoint)
@@ -131,7 +129,9 @@ class _Simulation:
         )
 
     def _usual_step(self) -> float:
-        """Return the seconds of an undisturbed step on the whole grid. Raises SimulationError if no grid fits."""
+        """Return the seconds of an undisturbed step on the whole grid, or on the fastest that an elastic job may have.
+        Raises SimulationError if no elastic grid fits into memory, or the model's layers do not fit the fixed grid.
+        """
         spec, profile = self._spec, self._run.profile
         if spec.elastic:
             best = GridRates(profile.figures, spec, profile.machine.memory).best(whole_workers(spec))
@@ -297,7 +297,7 @@ class _Simulation:
         self._end_when_spent()
 
     def _end_when_spent(self) -> None:
-        """Schedule the moment when the budget is spent at the current cost, as an operator does."""
+        """Reschedule the moment when the budget's money is spent; only cancel it without a budget to heed or a cost."""
         budget, per_hour = self._spec.budget, self._paid[1]
         self._spending.cancel()
         if not self._run.heeds_money or budget is None or budget.money is None or not per_hour:
@@ -376,7 +376,7 @@ class _Simulation:
             self._tell(worker, protocol.WorkerReady())
 
     def _leaves(self, worker: WorkerId) -> None:
-        """Free the node of a worker that the coordinator has removed."""
+        """End a worker that the coordinator has removed: free its place on the node, and report that it has left."""
         record = self._workers.get(worker)
         if record is None or not record.alive:
             return

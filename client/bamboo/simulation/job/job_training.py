@@ -295,7 +295,7 @@ class SimulatedTraining:
             self._begin()
 
     def _is_new(self, plan: Plan) -> bool:
-        """Note a new grid. Return whether the coordinator still learns its step times, and needs each step reported."""
+        """Note an elastic job's new grid. Return whether its first LEARNING_STEPS steps, each reported, still go on."""
         if not self._spec.elastic:
             return False
         ran = plan.stages, plan.target.pipelines, plan.target.schedule
@@ -325,7 +325,7 @@ class SimulatedTraining:
         return self._counted[1]
 
     def _send(self, plan: Plan, transfers: list[Transfer]) -> None:
-        """Record the bytes of transfers that cross the plan's zones, all at this moment."""
+        """Record the bytes that cross zones in these transfers, all at this moment. plan: names the workers' zones."""
         zones = {peer.worker: peer.zone for peer in plan.workers}
         self._record.sent(self._clock.now, self._clock.now, crossing(transfers, zones))
 
@@ -364,7 +364,7 @@ class SimulatedTraining:
             self._wish = wish if wish.at <= self._spec.training.steps else None
 
     def hold(self, cut: CheckpointId) -> None:
-        """Give up the step in progress; all workers keep the state before it (a cut). Ignore a cut at another step."""
+        """Give up the step in progress; workers keep the state before it (a cut). Ignore a repeated or outdated cut."""
         if self.step == cut.step and self._cut_state != cut:
             self._stop()
             self._cut(self._current_plan, cut)

@@ -21,7 +21,7 @@ NODE_TERMS: Final = (  # their path in a pod's spec
 
 
 def named_zones(spec: JobSpec) -> tuple[str, ...]:
-    """Return the union of the zones in the pod templates' nodeSelector or nodeAffinity; () if a template names none."""
+    """Return all zones that pod templates require by nodeSelector, else nodeAffinity (In); () if one requires none."""
     found = [_named_zones(spec, pool) for pool in spec.node_pools or (None,)]
     return tuple(dict.fromkeys(zone for zones in found for zone in zones)) if all(found) else ()
 
@@ -52,7 +52,7 @@ def pool_allows(spec: JobSpec, pool: NodePool | None, zone: str) -> bool:
 
 
 def allowed_zones(spec: JobSpec, zones: Iterable[str]) -> tuple[str, ...]:
-    """Return the zones in which the job's workers may run (`worker.template`, node pools), in the given order.
+    """Return the given zones in which the job's workers may run (`worker.template`, node pools), in their order.
 
     Raises SimulationError if zones are given and none is allowed.
     """
@@ -85,7 +85,7 @@ def made_up(generation: Generation, spec: JobSpec, seed: int) -> Trace:
     """Generate a trace of as many nodes as the job wants, in the zones where its pods would be.
 
     Interleave uses all zones, SingleZone the first, ZonePerPipeline one for each pipeline; there each seed begins at
-    another zone, because a scheduler's choice is unknown. Raises SimulationError if no zone is allowed.
+    another zone, as a scheduler's choice is unknown. Raises SimulationError if no zone is allowed; see also `generate`.
     """
     zones = allowed_zones(spec, generation.zones)
     if not pod_spread(spec).packs:

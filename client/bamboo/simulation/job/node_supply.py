@@ -77,7 +77,7 @@ class NodeSupply:
         return used
 
     def take(self) -> SimulatedNode | None:
-        """Place a worker on a spot node, by pool, zone, then age; return the node, None if no pool has one left."""
+        """Place a worker on a spot node by pool, zone and age; return the node, None if every pool is full or empty."""
         return next((node for pool in self.spot if (node := self._take_of(pool)) is not None), None)
 
     def _take_of(self, pool: NodePool) -> SimulatedNode | None:
@@ -131,7 +131,7 @@ class NodeSupply:
         return [group for group in groups if sizes[group] < self._most_of_group[group]] or groups[:1]
 
     def _allowed(self, group: int, free: Counter[str]) -> list[str]:
-        """Return the zones in which the group's next node may be, the best first. free: nodes, by zone."""
+        """Return the zones in which the group's next node may be, the best first. free: number of nodes by zone."""
         used = Counter(node.zone for node in self._used.values())
         if self._spread is SpreadPolicy.INTERLEAVE:
             return sorted(free, key=lambda zone: used[zone])
@@ -140,7 +140,7 @@ class NodeSupply:
         return sorted(free, key=lambda zone: (used[zone] > 0, -free[zone]))
 
     def take_on_demand(self, waited: float) -> SimulatedNode | None:
-        """Place a worker on a node of the first on-demand pool that is due and not full; None if there is none.
+        """Place a worker on a node of the first on-demand pool that is due and not full; return the node, else None.
 
         waited: seconds since the worker was requested.
         """
@@ -157,7 +157,7 @@ class NodeSupply:
         return None
 
     def release(self, name: str) -> None:
-        """Remove a worker from a node. An empty node is unused; a spot node may be taken again while it exists."""
+        """Remove a worker from a node. An empty node is unused; a spot node without a notice may be taken again."""
         self._workers[name] -= 1
         if self._workers[name] <= 0:
             del self._workers[name]
@@ -186,7 +186,7 @@ class NodeSupply:
         return {name: price / self._room for name, price in prices.items() if price is not None}
 
     def next_prices(self, now: float) -> tuple[tuple[float, int], ...]:
-        """Return (USD per hour, number) of the workers that would come next, in their order."""
+        """Return (a worker's USD per hour, number of workers) of each priced pool with room, in the order of supply."""
         counts = Counter[str]()
         for node in self._used.values():
             counts[node.pool.name if node.pool else node.spot] += self._workers[node.name]
@@ -199,7 +199,7 @@ class NodeSupply:
         return tuple((price / self._room, count) for price, count in priced)
 
     def next_spot_price(self, pool: NodePool, now: float) -> float | None:
-        """Return the median USD per hour over a pool's zones with free nodes, else over all; None if it is unknown."""
+        """Return a node's median USD per hour over the pool's zones with free nodes, else over all; None if unknown."""
         zones = [node.zone for node in self._free(pool)] or [zone for zone in self._zones if self._allows(pool, zone)]
         prices = [
             self._price_of(SimulatedNode(name="", zone=zone, spot=pool.name), now) for zone in dict.fromkeys(zones)

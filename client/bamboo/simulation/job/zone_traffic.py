@@ -23,8 +23,8 @@ ZONE_TRAFFIC_PRICE: Final = 0.01
 class TrafficKind(StrEnum):
     """The kinds of traffic between workers.
 
-    boundaries: activations and their gradients. reduction: sums of gradients, between pipelines, to a cell's owner from
-    workers that run its portions, and to its keeper. replicas: final gradients (SYNC). states: stages, to new holders.
+    boundaries: activations and their gradients. reduction: sums of gradients, between pipelines, from workers that run
+    a cell's portions to its owner, and to a worker that keeps copies. replicas: final gradients. states: of stages.
     """
 
     BOUNDARIES = "boundaries"
@@ -34,7 +34,7 @@ class TrafficKind(StrEnum):
 
 
 class Transfer(NamedTuple):
-    """Data sent from one worker to another. size: bytes."""
+    """Data sent from one worker to another. size: bytes, each time."""
 
     kind: TrafficKind
     sender: WorkerId
@@ -135,9 +135,9 @@ def _reduction(
     gradients: float,
     receivers: Sequence[Counter[WorkerId]],
 ) -> Iterator[Transfer]:
-    """Yield what a cell's owner sends to other pipelines: sums for their gradient chunks, and its own chunk's total.
+    """Yield a cell owner's transfers to other pipelines: sums for their gradient chunks, and its own chunk's total.
 
-    Workers that run portions of the cell send their sums to its owner. receivers: from `_receivers`.
+    Then yield the sums that workers with portions of the cell send to the owner. receivers: from `_receivers`.
     """
     owner, bounds = plan.at(cell).owner, layout.bounds
     sums = len(nodes_of(layout.shares[cell.pipeline], len(bounds) - 1))

@@ -1,6 +1,6 @@
 """Candidates for a job: a machine, a grid and its redundancy, and the edits of the manifest that set them. Pure.
 
-The global batch, and so microbatch x microbatches, never changes.
+The global batch, the microbatch size times the number of microbatches, never changes.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
 def edits(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
     """Return the values to change in the job's manifest so that it describes the candidate, by path.
 
-    A grid that the coordinator chooses stays open: only its number of workers is set.
+    Numbers of stages or pipelines that the coordinator chooses stay open; elastic.maxWorkers is set to the grid's size.
     """
     topology, elastic = spec.topology, spec.elastic
     wanted: dict[Path, tuple[Any, Any]] = {

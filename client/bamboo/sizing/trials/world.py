@@ -83,7 +83,7 @@ class Market:
 
     @cached_property
     def _nodes_recorded(self) -> tuple[tuple[float, int], ...]:
-        """Return (share of time, number of nodes) for each number of nodes in the recording."""
+        """The (share of time, number of nodes) for each number of nodes that the recording has at some time."""
         assert self.recording is not None
         steps, end = nodes_over_time(self.recording), self.recording.duration
         times: dict[int, float] = {}
@@ -112,7 +112,7 @@ class Market:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What all candidates share: the job, the kinds of machines, and the supply of spot nodes."""
+    """The input that all candidates share: the job, the kinds of machines, and the supply of spot nodes."""
 
     spec: JobSpec
     document: Mapping[str, Any]
@@ -170,7 +170,7 @@ class World:
 
 
 def machine_of(profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
-    """Return a machine: the profile with its prices replaced by those in `price`; a missing price keeps the old one."""
+    """Return a machine with the prices of `price`, else the profile's. A lone spot price counts on demand, too."""
     if price is not None:
         usual = profile.prices.on_demand if profile.prices else price.spot
         known = ProfilePrices(spot=price.spot, on_demand=usual if price.on_demand is None else price.on_demand)
