@@ -1,4 +1,4 @@
-"""Settings of every test: one compute thread, as in a worker; no test case fails for being slow.
+"""Settings of every test: one compute thread, as in a worker, and no time limit for an example of Hypothesis.
 
 Property tests try the same examples whenever the same tests run on the same code, and new ones with
 --hypothesis-profile=random, as `make soak` does.
@@ -53,7 +53,7 @@ WARM = pytest.StashKey[WarmProcesses]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Use one compute thread. Of several processes this one runs no test, so only starts warm ones, without torch."""
+    """Use one compute thread, except in pytest-xdist's main process, which runs no test: start warm processes there."""
     if config.getoption("numprocesses", None):
         config.stash[WARM] = WarmProcesses()
     else:
@@ -69,7 +69,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def cold_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start the processes of the test's jobs anew, as users' jobs do, since the test inspects or kills them."""
+    """Let the test's jobs start new processes, as users' jobs do, not warm ones: the test inspects or kills them."""
     monkeypatch.delenv(PLACE, raising=False)
 
 

@@ -1,4 +1,4 @@
-"""bench/gpu.py with tiny sizes, on any device."""
+"""Throughput and kills as bench/gpu.py measures them, with tiny sizes, on any device."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Oobleck's test: the replay of its measured speeds, and one small cell with the real coordinator."""
+"""bench/oobleck.py: the replay of Oobleck's measured speeds, and a small case with the real coordinator."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Published recordings of numbers of nodes, which bench/headline.py reads."""
+"""Recordings of nodes, or of their numbers, in all forms that bench/headline.py reads."""
 
 from pathlib import Path
 

@@ -40,7 +40,7 @@ def test_without_preemptions_all_lose_only_their_start(job: ComparedJob, name: s
 
 
 def test_on_demand_nodes_are_at_least_as_fast_as_published(job: ComparedJob) -> None:
-    """The baseline's fastest grid may be faster than the published one; it pays for all nodes that it holds."""
+    """The on-demand job chooses the fastest grid, perhaps not the published one, and pays for all of its nodes."""
     published = job.profile.published
     assert published is not None
     found = compared(ON_DEMAND, job, made(job, 0.3))
@@ -50,7 +50,7 @@ def test_on_demand_nodes_are_at_least_as_fast_as_published(job: ComparedJob) -> 
 
 
 def test_bamboos_figures_are_the_coordinators(job: ComparedJob) -> None:
-    """Throughput is at most that of the fastest grid of every moment, and all time is accounted for."""
+    """Throughput is 90 to 100 % of that of the fastest grid at every moment; all time is accounted for."""
     trace = made(job, 0.3, hours=2.0)
     runs = CoordinatorRuns(job, trace)
     found = runs.best(Aim.THROUGHPUT)
@@ -98,7 +98,7 @@ def test_what_cannot_be_compared_is_named(job: ComparedJob) -> None:
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_the_strategies_have_the_same_baseline(name: str) -> None:
-    """The baseline's rate is at least the published one, since the strategies choose among grids."""
+    """The on-demand job, which may choose a faster grid, trains 0.99 to 1.35 times as fast as published."""
     profile = read_profile(name)
     assert profile.published is not None
     trace = generate(Generation(nodes=8, hours=2, removal=0.1, addition=0.5), 1)

@@ -1,4 +1,4 @@
-"""The costs of a step and of a stage's state on a grid, equal to those of the coordinator and of simulated jobs."""
+"""`strategies.costs`: steps and memory as the coordinator computes them, and the grids with the shortest steps."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_
 
 
 def test_a_schedule_that_does_not_fit_into_memory_is_not_the_best_one() -> None:
-    """Four layers in two stages keep 10 bytes a microbatch each; ZBH1, which is faster, keeps more of them."""
+    """Each of four layers keeps 10 bytes for a microbatch; ZBH1, which is faster, keeps more microbatches than 1F1B."""
     free, plain, late = (costs_of(profile(activations=10, memory=40), 8, one) for one in (None, "1F1B", "ZBH1"))
     roomy, grid = costs_of(profile(), 8, "ZBH1"), Grid(2, 1)
     assert (free.fits(grid), plain.fits(grid), late.fits(grid)) == (True, True, False)
@@ -73,7 +73,7 @@ def test_the_best_numbers_of_stages_are_those_of_the_fastest_grids() -> None:
 def test_each_microbatch_is_for_the_pipeline_that_is_done_with_it_first(
     lengths: tuple[int, ...], schedule: str
 ) -> None:
-    """This test assigns microbatches one by one; a faster method for many microbatches gives the same result."""
+    """`Costs.uneven`, which assigns many microbatches at once, agrees with this test, which assigns them one by one."""
     costs = costs_of(profile(6, state=10, flow=100.0), batch=150, schedule=schedule)
     rates = StrategyRates(costs.profile.figures, costs.spec, costs.profile.machine.memory)
     order = StageOrder(PipelineSchedule(schedule))

@@ -1,4 +1,4 @@
-"""Security of the chart: rights, the pod's bounds, the network, keys and certificates."""
+"""Security of the chart: rights, the pod's restrictions, the network, keys and certificates."""
 
 import base64
 import contextlib
@@ -152,7 +152,7 @@ def test_the_key_is_long_and_another_one_each_time(chart: Helm, rendered: dict[s
 
 
 def test_what_running_jobs_need_outlives_the_release(rendered: dict[str, list[Json]]) -> None:
-    """Uninstalling may remove the certificate, because Helm makes another certificate with the kept authority."""
+    """Uninstalling may remove the certificate: the next installation makes another one with the kept authority."""
     secrets = {
         document["metadata"]["name"]: document["metadata"]
         for document in rendered["default"]
@@ -193,7 +193,7 @@ def test_workers_trust_the_certificate_under_its_names_only(
 
 
 def test_the_certificates_authority_is_no_ones_but_helms(rendered: dict[str, list[Json]]) -> None:
-    """No pod mounts the authority's key."""
+    """The operator's pod does not get the authority's key."""
     pod = one(rendered["default"], "Deployment")["spec"]["template"]["spec"]
     mounted = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
     assert mounted == ["bamboo-operator-key", "bamboo-operator-tls"]

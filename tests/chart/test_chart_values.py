@@ -58,7 +58,7 @@ UNDOCUMENTED = {
 
 
 def sections(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield the path and the properties of each object in the schema."""
+    """Yield the path and properties of each object in the schema; fail if one allows additional properties."""
     if "properties" in schema:
         assert schema["additionalProperties"] is False, path
         yield path, schema["properties"]

@@ -1,4 +1,4 @@
-"""The CRD by itself: every version of Kubernetes accepts it, every field is documented and bounded."""
+"""The CRD by itself: its validity in all supported versions of Kubernetes, its size, columns, status and rules."""
 
 import json
 import re
@@ -25,15 +25,15 @@ def test_kubernetes_takes_it(version: str) -> None:
 
 
 def test_it_fits_into_an_annotation_of_kubectl_apply() -> None:
-    """The CRD as JSON fills at most half of the size that Kubernetes allows for annotations."""
+    """The CRD as JSON fills less than half of the size that Kubernetes allows for annotations."""
     assert len(json.dumps(CRD, separators=(",", ":"))) < 262_144 / 2
 
 
 def test_a_server_refuses_what_a_spec_says_with_a_sentence() -> None:
-    """An API server's message about a pattern has only the pattern, and about anyOf only that no schema fits. So texts
-    have rules, with messages.
+    """The schema has no anyOf, and in the spec `pattern` only for quantities: rules with messages check other texts.
 
-    A quantity keeps its pattern: the server ignores its maximum length, and would refuse the CRD for a rule's cost.
+    An API server's message about a pattern shows only the pattern; about anyOf, only that no schema fits. The server
+    ignores the maximum length of quantities, and would refuse the CRD for the cost of a rule on them.
     """
     for path, node in NODES.items():
         assert "anyOf" not in node, path

@@ -25,7 +25,7 @@ def test_a_running_job_changes_only_where_it_may(path: str, value: Any, refusal:
 
 @pytest.mark.parametrize(("path", "value", "refusal"), [edit for edit in EDITS if edit[2]])
 def test_a_suspended_job_keeps_what_needs_a_new_job(path: str, value: Any, refusal: str) -> None:
-    """The rules hold whether the job was suspended before the edit, or the edit suspends or resumes it."""
+    """The refusals are the same whether the job stays suspended, or the edit suspends or resumes it."""
     old, new = minimal(), put(minimal(), ("spec", *path.split(".")), value)
     expected = [] if SUSPENDED in refusal else [refusal]
     assert refusals(suspended(new), suspended(old)) == expected

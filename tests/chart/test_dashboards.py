@@ -52,7 +52,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def binary(name: str) -> str:
-    """Return the path of a program of Prometheus. Skips the test if neither the system nor Debian has it."""
+    """Return the path of a Prometheus program, from the system or downloaded from Debian; else skip the test."""
     if found := shutil.which(name):
         return found
     cache = cache_folder() / "prometheus"
@@ -98,7 +98,7 @@ def test_the_committed_dashboards_are_not_stale(tmp_path: Path) -> None:
 
 
 def _metrics(expr: str) -> list[tuple[Metric, set[str]]]:
-    """Return the metrics that a query names, and the labels by which it selects."""
+    """Return each metric that a query names, with the labels by which the query selects; fail if one is unknown."""
     known = {name: metric for metric in EVERY_METRIC for name in _series(metric)}
     found = []
     for name, selector in re.findall(r"\b(bamboo_\w+)(?:{([^}]*)})?", expr):

@@ -1,4 +1,4 @@
-"""`bamboo checkpoints`: output, refusals and exit codes."""
+"""`bamboo checkpoints` and `bamboo run --resume`: output, refusals and exit codes."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def bamboo(*words, code=0):
 
 @pytest.fixture
 def kept(tmp_path):
-    """Make a folder of five checkpoints: two sound, one without a file, one with a changed file, one unfinished."""
+    """Return a folder and its manifests by step: 40, 60 sound; 20 lacks a file; 80 has a changed one; 100 has none."""
     folder = tmp_path / "run"
     store, files = CheckpointStore(str(folder), StoreLimits(tries=1)), LocalFiles(str(folder))
     manifests = {step: save(store, step) for step in (20, 40, 60, 80)}
@@ -92,7 +92,7 @@ def test_mistakes_get_one_sentence(tmp_path):
 
 
 def test_resume_does_not_begin_anew_because_what_is_there_is_of_another_training(kept, tmp_path):
-    """--resume refuses checkpoints of another training; without the flag such a job begins at step 0."""
+    """--resume refuses a store whose checkpoints are all of another training, but not an empty one."""
     folder, _ = kept
     job = tmp_path / "job.yaml"
     document = bamboojob(task={"entrypoint": "a.b:c"}, training=training(100, 8, 2), topology={"stages": 2})

@@ -26,7 +26,7 @@ DENIED = Unreadable("permission denied: nodes is forbidden")
 
 
 def crd(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Return the CRD with changed fields in its spec."""
+    """Return the CRD after `change` has edited the schemas of the BambooJob's spec fields."""
     changed = copy.deepcopy(dict(WELL.crd or {}))  # type: ignore[arg-type]
     change(changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
     return changed

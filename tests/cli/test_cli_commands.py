@@ -153,7 +153,7 @@ def test_a_task_that_is_not_deterministic_fails_by_name_in_its_first_step(tmp_pa
 
 
 def exited(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a job with --debug whose dataset calls sys.exit; its first failure ends it."""
+    """Run, with --debug, a job whose dataset calls sys.exit and whose first failure is its last (backoffLimit 0)."""
     (folder / "exiting.py").write_text(EXITING)
     job = write(folder, MANIFEST.replace("no_such_module", "exiting") + "  backoffLimit: 0\n")
     return bamboo(folder, "run", job, "--no-page", "--debug", "--output", str(folder / "out"))
@@ -183,9 +183,7 @@ def test_a_task_that_ends_its_worker_is_judged_by_its_exit_code_and_found_in_the
     ],
 )
 def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said: bool, number: signal.Signals) -> None:
-    """The signal comes at the start, in training, between both runs, or in the second one. It leaves no process and no
-    file.
-    """
+    """A signal at the start, in training, or between or in the second of --verify's runs leaves no process or file."""
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     setting = f"TMPDIR={scratch}"
@@ -208,7 +206,7 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
 
 
 def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: Path) -> None:
-    """In the second run Ctrl-C is pressed twice and ends it at once; only the store is left."""
+    """The first run saves its state at Ctrl-C; the second goes on from that state until a second Ctrl-C ends it."""
     setting = f"TMPDIR={tmp_path}/tmp"
     (tmp_path / "tmp").mkdir()
     checkpoint = f"checkpoint: {{storage: 'file://{tmp_path}/store', everySteps: 1000000}}"
@@ -267,7 +265,7 @@ def test_a_run_that_nobody_listens_to_trains_and_keeps_what_it_is_to_keep(
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ascii"), [("kept \xe4", True), ("kept \udcff", False)])
 def test_a_folder_may_have_any_name_in_any_locale(tmp_path: Path, name: str, ascii: bool) -> None:
-    """The names have a letter that the locale does not have, and a byte that is not UTF-8."""
+    """One name has a letter that the locale cannot encode, the other a byte that is not UTF-8."""
     job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20"))
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} if ascii else {}
     command = [*BAMBOO, "run", job, "--output", name, "--checkpoints", f"{name}/store", "--trace", f"{name}.json"]

@@ -1,4 +1,4 @@
-"""Refusals of commands on a cluster, against a small HTTP server, and their imports."""
+"""Commands on a cluster, against a small HTTP server: refusals, and a closed pipe. Imports of the command line."""
 
 import subprocess
 import sys

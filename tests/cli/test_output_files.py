@@ -1,4 +1,4 @@
-"""Refusals of - for outputs that are a folder or no text."""
+"""Refusals of "-" (standard output) for outputs that must be a folder or a file."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ from remote_kit import NOW, SPEC, Json, condition, job, stamp
 
 
 def test_nobody_is_called_protected_by_a_status_that_nobody_writes() -> None:
-    """If operator and worker are killed together, Protected stays true, and the command shows it as unknown."""
+    """Without an operator the condition Protected may stay true; without recent progress it is shown as unknown."""
     told = [condition("Running", True), condition("Protected", True, "Protected", "every stage has a copy")]
 
     def known(seconds: float, speed: float = 130.0) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from remote_kit import job
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make tables as wide as they need, on any terminal."""
+    """Give tables 300 columns, on any terminal."""
     monkeypatch.setenv("COLUMNS", "300")
 
 

@@ -67,7 +67,7 @@ SHOW = "import asyncio, sys; from bamboo.remote.page import show; sys.exit(not a
 
 
 def test_the_browser_gets_the_url_by_a_file_that_only_its_user_can_read(tmp_path: Path) -> None:
-    """The test's browser is a program that stores its arguments."""
+    """The test's browser is a program that stores its arguments and a copy of the page."""
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\nprintf "%s" "$*" >{tmp_path}/argv\ncp -p "${{1#file://}}" {tmp_path}/page\n')
     browser.chmod(0o700)

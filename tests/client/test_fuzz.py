@@ -42,7 +42,7 @@ JSON = st.recursive(
 
 
 def read(call: Callable[[], Any]) -> tuple[Any, str]:
-    """Return (result, refusal), one of them empty. Errors other than ValueError fail the test."""
+    """Return (result, ""), or after a ValueError (None, its message). Other errors fail the test."""
     try:
         return call(), ""
     except ValueError as error:
@@ -212,7 +212,7 @@ def heard(event: WorkerJoined | Received) -> WorkerJoined | Received | None:
 
 
 def step(state: CoordinatorState, event: Event, now: float) -> CoordinatorState:
-    """Step the coordinator, and check that its commands can be encoded and its status is finite."""
+    """Return the coordinator's next state; check its messages, reasons and plan, and that its status is finite."""
     state, commands = coordinator.step(state, event, now)
     for command in commands:
         if isinstance(command, Send):

@@ -1,4 +1,4 @@
-"""The states that simulated workers hold, and the time of copies."""
+"""The states that simulated workers hold, and how long copies take."""
 
 import msgspec
 import pytest

@@ -32,7 +32,7 @@ def job(tmp_path: Path) -> JobSource:
 
 
 def warnings_of(job: JobSource, folder: Path, task: ProfiledTask | None) -> list[str]:
-    """Write a profile of three layers with `task`, and return the warnings about reading it for the job."""
+    """Write a profile of three layers with `task`, and return the warnings with which it is read for the job."""
     path = folder / "p.json"
     path.write_bytes(to_json(msgspec.structs.replace(profile(3), task=task)))
     profiles, warnings = read_profiles(job, [str(path)])
@@ -64,7 +64,7 @@ def has_layers(monkeypatch: pytest.MonkeyPatch, layers: int | None) -> None:
 def test_a_profile_that_may_be_of_another_model_is_warned_of(
     fields: dict[str, Any], loads: bool, told: str, job: JobSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading a profile counts the job's layers only if its task has another entrypoint or config than the job's."""
+    """The job's layers are counted only if the profile's task is unknown or differs in entrypoint or config."""
     task = msgspec.structs.replace(task_of(job.spec), **fields)
     has_layers(monkeypatch, 3 if loads else 4)
     warnings = warnings_of(job, tmp_path, task)

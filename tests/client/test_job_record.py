@@ -26,7 +26,7 @@ def test_what_is_counted_so_far_never_falls_when_a_run_ends() -> None:
 
 
 def test_steps_that_had_been_done_before_are_redone_time() -> None:
-    """Of four steps in 40 s only two are new; a loss makes the next step 3 s longer; the last step is no new one."""
+    """Of four steps in 40 s two are new; a loss makes the next new step 3 s longer; the last step is not new."""
     record = JobRecord(samples=1)
     record.stepped(0.0, 40.0, 4, 2)
     record.stepped(40.0, 53.0, 1, 1)

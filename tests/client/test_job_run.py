@@ -52,7 +52,7 @@ def test_a_lost_worker_costs_a_pause_and_then_a_slower_pipeline() -> None:
 
 
 def test_workers_with_several_devices_are_lost_as_one() -> None:
-    """Three workers of two devices run 6 layers. Later two workers run them all, one with two stages on each device."""
+    """Three workers of two devices run 6 layers in three stages. Later one of two workers runs two of the stages."""
     one = job(devices=2)
     calm = run(one, nodes(3), price=2.0).figures
     assert calm.steps == pytest.approx((HOUR - 10) / (0.03 * (6 + 5) + 0.007), rel=0.02)
@@ -142,7 +142,7 @@ GOLDEN = [(13, 13, 0, 100000), (9, 11, 0, 100000), (9, 9, 0, 100000), (6, 6, 0, 
     [(4, 1), (4, 4), pytest.param(7, 1, marks=pytest.mark.slow), pytest.param(2, 4, marks=pytest.mark.slow)],
 )
 def test_losses_every_third_of_a_step_do_not_hold_it_for_ever(stages: int, pipelines: int) -> None:
-    """A loss every third of a 188 s step, replaced after a tenth of a step, never makes a step four times as long."""
+    """Losses every third of a 188 s step, each replaced after a tenth of a step, never make a step 4 times as long."""
     document, step, count = manifest(stages, pipelines, 32 * pipelines), 188.0, stages * pipelines
     forward, network = step / (32 + stages - 1) / 3, Network(flow=1e9, machine=2e9, latency=0.001)
     model = profile(stages, network, forward=forward, backward=2 * forward, gradients=10**9, boundary=10**7)

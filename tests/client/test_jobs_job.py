@@ -163,7 +163,7 @@ def test_overwriting_the_fields_of_others_needs_an_apply(monkeypatch: pytest.Mon
 
 
 def test_importing_bamboo_imports_nothing_else() -> None:
-    """`import bamboo` loads no module of it, nor torch or yaml, since slow imports would delay the command line."""
+    """`import bamboo` loads none of its modules, nor torch or yaml: slow imports would delay the command line."""
     asked = "import sys, bamboo; print([name for name in sys.modules if name.startswith(('bamboo.', 'torch', 'yaml'))])"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -40,7 +40,7 @@ def test_the_live_picture_shows_progress_grid_and_events() -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_nothing_is_wider_than_the_terminal_nor_cut_off(width: int) -> None:
-    """The view wraps a row of many stages, and continues long sentences in the next line."""
+    """The view wraps a row of many stages, and continues long sentences on the next line."""
     grid = tuple(tuple((f"w{16 * d + s}", bool(s % 3)) for s in range(16)) for d in range(2))
     workers = tuple((f"w{n}", WorkerState.TRAINING) for n in range(32))
     said = "w1 runs stage 2 of pipeline 0 in place of w3: pause 1374 ms, repeated 18 forwards, 15 backwards"

@@ -1,4 +1,4 @@
-"""Progress of a search, as lines on a standard error that is not a terminal."""
+"""Progress of simulated runs, as lines on a standard error that is not a terminal."""
 
 import sys
 

@@ -49,7 +49,7 @@ def test_a_folder_of_somebody_else_stays(place: Path, monkeypatch: pytest.Monkey
 def test_a_folder_that_is_collected_before_it_is_locked_is_made_anew(
     place: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Another run starts at the same moment, and collects the new folder before this run has opened or locked it."""
+    """Another run, which starts at the same moment, removes the new folder before this run opens or locks it."""
     collected: list[Path] = []
     module = {"open": os, "flock": fcntl}[call]
     original = getattr(module, call)

@@ -93,7 +93,7 @@ def test_more_stages_than_layers_are_named() -> None:
 
 
 def budgeted(money: str | None = None, steps: int = 10_000, **more: Any) -> JobRun:
-    """Return a run of three workers at 2 USD an hour, with steps of a quarter of a second."""
+    """Return a run of three workers at 2 USD an hour each, with steps of a quarter of a second."""
     budget = {} if money is None else {"budget": {"money": money}}
     one = job(3, nodePools=[{"name": "spot", "pricePerHour": "2"}], **budget, **more)
     document = {**one.manifest, "spec": {**one.manifest["spec"]}}

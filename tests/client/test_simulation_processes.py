@@ -1,4 +1,4 @@
-"""The processes of `bamboo simulate` and `bamboo plan`, which share them, end with signals and with the program."""
+"""The processes in which `bamboo simulate` and `bamboo plan` simulate: their end by signals or with the command."""
 
 import contextlib
 import os

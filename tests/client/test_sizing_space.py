@@ -37,7 +37,7 @@ def test_a_stage_has_a_layer_for_each_device() -> None:
 
 
 def test_of_pipelines_that_are_as_fast_only_the_fewest_are_tried() -> None:
-    """With 6 microbatches, 3, 4 and 5 pipelines all have a pipeline with 2, so of these only 3 pipelines are tried."""
+    """With 3, 4 or 5 pipelines the busiest one runs 2 of the 6 microbatches, so of these numbers only 3 is tried."""
     tried = {d for _, d in shapes(at(microbatches=6), Limits(nodes=8, stages=(1,), micro_batches=(4,)))}
     assert tried == {1, 2, 3, 6}
     largest = [max(map(len, make_layout(0, 6, count, 6).split)) for count in sorted(tried)]

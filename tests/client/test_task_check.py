@@ -60,7 +60,7 @@ def test_submit_tries_the_task_unless_told_not_to(tmp_path: Path, monkeypatch: p
 
 
 def test_what_a_fused_optimizer_remembers_is_counted_as_that_of_any_other() -> None:
-    """A fused optimizer has the state of a plain one, though fused kernels take no tensors without values."""
+    """A fused optimizer's state is as large as a plain one's, although fused kernels refuse meta tensors."""
 
     def remembered(**settings: Any) -> list[int]:
         task = small_task(optimizer=lambda named: torch.optim.SGD([p for _, p in named], momentum=0.9, **settings))

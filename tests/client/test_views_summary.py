@@ -35,7 +35,7 @@ def test_the_summary_as_text_and_json() -> None:
 
 
 def test_what_no_worker_has_had_is_left_out() -> None:
-    """The summary leaves out memory if no step was done, and sent bytes if there is a single worker."""
+    """The summary leaves out memory if no worker reported any, and sent bytes if no worker sent any."""
     status = replace(STATUS, memory=(), traffic=(("w0", Traffic()),))
     text = to_text(ran(status, Outcome.FAILED, "TaskFailed"))
     assert "most memory" not in text
@@ -54,7 +54,7 @@ def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
-    """The summary says how many steps were not kept. Their samples are not counted as left out, only skipped ones."""
+    """The summary says how many steps were not kept, but does not count their samples as left out."""
     summary = ran(STATUS, outcome, "Reason", output="/out")
     text, document = to_text(summary), json.loads(to_json(summary))
     assert text.startswith(f"job: {outcome}, Reason. a sentence\n")

@@ -1,4 +1,4 @@
-"""Windows of a recording, which continue from its beginning."""
+"""Windows of a recording, which continue at its beginning after its end."""
 
 from itertools import accumulate
 

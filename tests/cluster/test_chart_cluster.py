@@ -171,7 +171,7 @@ def may(cluster: Cluster, user: str, verb: str, resource: str, namespace: str | 
 
 
 def _users_have_rights(cluster: Cluster, namespace: str) -> None:
-    """Check that the cluster roles for users give rights on the jobs of a namespace."""
+    """Check that Kubernetes' own roles `view` and `edit` give their users rights on the jobs of a namespace."""
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings"
     for role in ("view", "edit"):
         subject = {"kind": "User", "name": f"{role}er", "apiGroup": "rbac.authorization.k8s.io"}

@@ -23,7 +23,7 @@ SECONDS = 120
 
 
 def run_marked(cluster: Cluster, mark: str) -> Json:
-    """Run a pod with a daemon and a process that ignores SIGTERM; all have `mark` in their environment."""
+    """Start a pod with a daemon and a shell that ignores SIGTERM, both with `mark` in their environment; return it."""
     script = "setsid sleep 300 & trap '' TERM; sleep 300; sleep 300"
     env = [{"name": MARK, "value": mark}]
     container = {"name": "main", "image": "busybox:1.36", "command": ["sh", "-c", script], "env": env}

@@ -1,7 +1,7 @@
 """Bamboo as installed on real nodes: jobs train in Bamboo's images.
 
-BAMBOO_INSTALLED=1 means that an operator runs on the cluster of KUBECONFIG, for example by `make kind`. Otherwise both
-images are built, and the chart is installed on a test cluster with real nodes.
+BAMBOO_INSTALLED=1 means that an operator runs on the cluster of KUBECONFIG, for example by `make kind`. Otherwise
+the tests build the operator's and the workers' image, and install the chart on a test cluster with real nodes.
 """
 
 import os
@@ -95,7 +95,7 @@ def slowed(cluster: Cluster, namespace: str, name: str, **spec: Any) -> Json:
 
 
 def at_full_speed(cluster: Cluster, namespace: str) -> None:
-    """Remove the mark, so that steps take their own time once the kubelets have seen it, within two minutes."""
+    """Remove the mark. Within two minutes the kubelets see that, and steps are no longer delayed."""
     cluster.api.patch(f"/api/v1/namespaces/{namespace}/configmaps/{PACE}", {"data": {MARK: None}})
 
 
@@ -133,7 +133,7 @@ def lose_pod(cluster: Cluster, job: Job) -> None:
 
 
 def whole_after_losses(count: int) -> Callable[[Json], bool]:
-    """Return a condition: `count` workers were lost, and each stage has a second copy again."""
+    """Return a condition: at least `count` workers were lost, and each stage has a second copy again."""
     return lambda status: status["preemptions"] >= count and condition(status, "Protected").get("status") == "True"
 
 

@@ -30,7 +30,7 @@ def whole(job: Job) -> Json:
 
 
 def owners(job: Job) -> dict[str, str]:
-    """Return the nodes of the workers that train, by worker."""
+    """Return the node of each worker in the plan, by worker."""
     plan = job.status()["plan"]
     return {name: pod["spec"]["nodeName"] for name, pod in job.pods().items() if name in plan}
 

@@ -51,7 +51,7 @@ def lease(cluster: Cluster, namespace: str) -> Json:
 
 @pytest.fixture
 def second(operator: Operator) -> Iterator[Operator]:
-    """A second operator, made once the first one works, and not started yet."""
+    """Yield a second operator, not started yet, once the first one works. Kill and check it at the end."""
     until_ready(operator)
     other = operator.another("second")
     try:

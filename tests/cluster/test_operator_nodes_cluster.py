@@ -79,7 +79,7 @@ def test_a_node_vanishes_with_two_workers_and_every_bit_is_as_if_it_had_not(
 
 
 def unplaced(pods: Json) -> list[str]:
-    """Return the pods that the scheduler could not place."""
+    """Return the names of the pods that the scheduler could not place."""
     found = []
     for pod in pods["items"]:
         conditions = pod["status"].get("conditions") or ()

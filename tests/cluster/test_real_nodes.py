@@ -39,7 +39,7 @@ def test_the_operator_reads_how_pods_end(cluster: Cluster, namespace: str) -> No
 
 
 def test_a_pod_runs_as_the_user_that_workers_have(cluster: Cluster, namespace: str) -> None:
-    """A pod with the operator's security context for workers does not run as root, even if its image would."""
+    """With the workers' security context a pod is not root, and has a read-only root folder and no capabilities."""
     workers = render()["spec"]
     context = workers["containers"][0]["securityContext"]
     container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", LOOK], "securityContext": context}

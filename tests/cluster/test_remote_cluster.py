@@ -261,7 +261,7 @@ def test_the_page_is_shown_through_a_tunnel_with_a_token_of_its_own(
 
 
 def _may_look(cluster: Cluster, namespace: str) -> None:
-    """Give the account that `page` uses the right to get this namespace's jobs."""
+    """Let the ServiceAccount that `page` uses read this namespace's jobs. Create it if it does not exist."""
     rbac, account = "rbac.authorization.k8s.io", {"name": "bamboo-page", "namespace": SYSTEM}
     meta = {"name": "bamboo-page", "namespace": namespace}
     with contextlib.suppress(ApiError):

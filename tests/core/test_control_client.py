@@ -31,7 +31,7 @@ from waiting import in_time
 
 
 class Channel:
-    """A running control server that records its events."""
+    """A control server that records its events."""
 
     def __init__(self, token: str = "right", heartbeat: float = 5.0) -> None:
         self.events: list[ChannelEvent] = []

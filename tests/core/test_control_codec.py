@@ -1,4 +1,4 @@
-"""Encoding of control channel messages: whole plans arrive, broken frames are refused."""
+"""Encoding of control channel messages: whole plans arrive, broken messages are refused."""
 
 import pytest
 

@@ -16,9 +16,9 @@ def holds(world: World, worker: str, checkpoint: CheckpointId, *layers: int) -> 
 
 
 def begun_again(world: World, held: dict[int, tuple[int, ...]]) -> tuple[CheckpointId, Plan]:
-    """Save a checkpoint and lose a stage. Return the checkpoint and the first plan after the loss.
+    """Save a checkpoint and lose a stage. Return the checkpoint and the first plan of a new origin.
 
-    held: the layers of the checkpoint that each worker has copies of, by the worker's number in the first plan.
+    held: the layers of the checkpoint of which a worker has copies, by the worker's number.
     """
     workers = sorted(world.plan.worker_ids())
     checkpoint = save(world)

@@ -289,7 +289,7 @@ def test_a_grid_that_an_edit_puts_out_of_bounds_is_left_although_none_is_faster(
 
 
 def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slowed:
-    """Return a job whose first layer is cheap, with `wide` bytes of parameters. flying: others' activation bytes."""
+    """Return a job with a cheap first layer of `wide` bytes of parameters. flying: activation bytes of other layers."""
 
     def layer(parameters: int, optimizer: int, gradients: int, activations: int) -> LayerBytes:
         return LayerBytes(

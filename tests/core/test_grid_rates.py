@@ -107,7 +107,7 @@ def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None
 
 @pytest.mark.parametrize("mode", ["Auto", "Replicas", "None"])
 def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
-    """Except in mode None, a worker has room to run a neighbour's stage, too; several pipelines may omit replicas."""
+    """Except in mode None, workers have room to run a lost stage, too. Several pipelines may do without replicas."""
     job = elastic_job(8, 8)
     spec = replace(job, redundancy=replace(job.redundancy, mode=RedundancyMode(mode)))
     figures = profile(8, NETWORK).figures
@@ -144,7 +144,7 @@ def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
 def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
     mode: str, seconds: list[float], workers: int, microbatches: int, rate: float, devices: int, groups: int | None
 ) -> None:
-    """GridRates executes one pipeline of each number of microbatches, and agrees with StepModel, which executes all."""
+    """GridRates simulates one pipeline per number of microbatches; StepModel simulates all, with equal results."""
     spec = parse_manifest(
         manifest(None, None, microbatches, mode, elastic={"maxWorkers": 9}, worker={"devices": devices})
     )

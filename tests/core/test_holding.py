@@ -177,7 +177,7 @@ def test_as_many_workers_are_asked_for_as_are_held(
 
 
 def test_a_loss_is_no_reason_to_split_layers_anew_for_the_sake_of_prices() -> None:
-    """Prices decide which workers the job gives back, but cause no re-split after a loss."""
+    """Different prices of zones do not make a job split its layers anew after a loss."""
     one = valued(6, layers=2, stages=2)
     prices = [PriceChange(at=0.0, zone=zone, usd_per_hour=usd) for zone, usd in (("a", 1.0), ("b", 1.2))]
     there = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="ab"[i % 2]) for i in range(6)]

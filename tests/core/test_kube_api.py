@@ -29,7 +29,7 @@ print(json.dumps({"apiVersion": os.environ["SPOKEN"], "kind": "ExecCredential", 
 
 
 def plugin(folder: Path, body: str = PLUGIN, spoken: str = V1, **status: str) -> dict[str, Any]:
-    """Write a credential plugin, and return the kubeconfig user that runs it. body: its code. status: answer fields."""
+    """Write a credential plugin; return the kubeconfig user that runs it. spoken: API version. status: its answer."""
     path = folder / "plugin"
     path.write_text(f"#!{sys.executable}\nimport json, os, sys\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -378,7 +378,7 @@ TAKEN, MISSING = ApiError(409, "Conflict", "taken"), ApiError(404, "NotFound", "
 
 
 class Scripted:
-    """A fake connection that returns, or raises, the given answers of each HTTP method in turn, {} for others."""
+    """A fake connection that returns or raises the answers given for each HTTP method in turn; {} for other methods."""
 
     def __init__(self, **answers: list[Any]) -> None:
         self._answers = answers

@@ -89,7 +89,7 @@ def test_what_may_surprise_is_warned_of(spec: dict[str, Any], about: str, messag
 
 @pytest.mark.parametrize("name", ["trianer", "Trainer", "trainers", "traner"])
 def test_a_container_that_was_to_be_the_workers_is_warned_of(name: str) -> None:
-    """A container named almost like "trainer" gets a warning: it would not change the worker's, but run beside it."""
+    """A container named almost like "trainer" gets a warning: it would run beside the worker's container."""
     document = manifest()
     containers = [{"name": "logs", "image": "x"}, {"name": name, "env": []}]
     document["spec"]["worker"] = {"template": {"spec": {"containers": containers}}}

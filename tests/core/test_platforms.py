@@ -123,7 +123,7 @@ def test_a_restarted_coordinator_refuses_the_same_ones() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_compiler_matters_to_jobs_whose_layers_are_compiled(compiled: bool) -> None:
-    """Owner and replica of compiled layers need the same compiler; jobs without compiled layers accept any, or none."""
+    """A job with compiled layers refuses a worker with another compiler; a job without compiled layers takes it."""
     world = world_of(A100, A100, OTHER_COMPILER, A100, compiled=compiled)
     world.lose(world.plan.at(Cell(0, 1)).owner)
     world.settle()
@@ -138,7 +138,7 @@ DATA = DataRecord(samples=400, order="0" * 16)
 
 
 def refused_in_a_row(world: World, data: protocol.WorkerReady, most: int = 100) -> list[float]:
-    """Let every new worker report `data`. Return the seconds between refusals, until `most` or the job's end."""
+    """Return the seconds between up to `most` refusals of new workers, which report `data`, within 2,000 turns."""
     at: list[float] = []
     for _ in range(2000):
         for event in list(world.pending):

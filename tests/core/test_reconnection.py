@@ -111,7 +111,7 @@ def kept(world: World) -> World:
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_restarted_coordinator_that_is_told_to_suspend_hears_its_workers_first(*, heard: bool) -> None:
-    """A restarted coordinator suspends the job only once all workers are back. heard: it has received a commit."""
+    """A restarted coordinator waits for all workers, then suspends the job. heard: the root reports a commit first."""
     world = World(2, 1, 0, checkpoint={"everySteps": 1000})
     plan = restarted(world)
     root, *others = sorted(plan.worker_ids(), key=lambda worker: worker != plan.at(Cell(0, 0)).owner)

@@ -109,7 +109,7 @@ def test_neighbours_share_a_node_only_where_no_ring_is_better(
     st.randoms(use_true_random=False),
 )
 def test_any_node_of_even_ones_may_be_lost(grid: tuple[int, int], per_node: int, replicas: int, order: object) -> None:
-    """If nodes have equally many workers, every stage survives the loss of a node, in any order of joining."""
+    """If nodes have `per_node` workers, the last one maybe fewer, every stage survives the loss of any node."""
     depth, pipelines = grid
     assume(per_node <= pipelines * (depth // 2))
     peers = on_nodes([chr(97 + i // per_node) for i in range(depth * pipelines)])

@@ -66,7 +66,7 @@ def test_the_manifest_is_written_when_all_parts_are_durable() -> None:
 
 
 def leaving_writer(world: World) -> tuple[CheckpointId, str, list[int]]:
-    """Give a writer notice while it writes, so that others take its stages. Return checkpoint, writer and layers."""
+    """Give a writer notice, so that others take its stages. Return the checkpoint, the writer and its layers."""
     checkpoint = begin(world)
     leaver = world.state.checkpoints.writers[1][0]
     layers = [layer for layer, writer in world.state.checkpoints.dealt.items() if writer == leaver]

@@ -16,7 +16,7 @@ FOREVER = 1e12  # a time at which everything that was interrupted is dead
 
 @pytest.mark.parametrize("fault", ["fails", "answer lost", "forgets", "tears", "wrong bytes"])
 def test_a_fault_that_passes_is_not_noticed_or_leaves_nothing_behind(fault):
-    """A fault leaves the earlier checkpoint usable. The new one is correct if nothing is raised and no byte changed."""
+    """A fault leaves the earlier checkpoint usable; the new one is correct, unless the fault writes wrong bytes."""
     for number in count():
         filesystem = FaultyFileSystem({})
         store = faulty_store(filesystem)
@@ -107,7 +107,7 @@ def test_a_writer_killed_at_any_operation_leaves_no_torn_checkpoint(fault):
 
 
 def check_after_kill(store: CheckpointStore) -> None:
-    """Check that a store has a whole checkpoint, and works on, after a writer of step 40 was killed."""
+    """Check that a store has a whole checkpoint, and still works, after a writer of step 40 was killed."""
     choice = choose(store.list(), DIGEST)
     assert choice.manifest is not None
     assert choice.manifest.step in (20, 40)

@@ -1,4 +1,4 @@
-"""Local files of a store are written whole or not at all."""
+"""Local files and folders are written whole or not at all; links and pipes stay what they are."""
 
 import os
 from pathlib import Path

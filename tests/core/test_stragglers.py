@@ -1,4 +1,4 @@
-"""Slow workers, and layers that take longer than counted: detection and mitigation."""
+"""Slow workers, and layers that take longer than their counted costs say: detection and mitigation."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def test_without_a_standby_it_gets_fewer_layers() -> None:
 
 
 def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
-    """If layers take longer than counted, the coordinator splits the layers anew, and reports no worker as slow."""
+    """If layers take longer than their counted costs say, the coordinator moves layers and reports no slow worker."""
     world = trained(4, 1, 0)
     world.work = {0: 4.0, 1: 4.0}
     world.train(60)

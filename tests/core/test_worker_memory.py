@@ -23,7 +23,7 @@ def test_a_machine_that_is_too_small_is_told() -> None:
     """A warning says that a machine cannot hold a lost neighbour's stage, too.
 
     A worker has the parameters and AdamW's state of two stages, a sum of gradients and the replica's final gradient.
-    While it runs two stages, it has AdamW's state on the device only for the stage that it updates.
+    While it runs two stages, the device has AdamW's state of the replica and of the stage that it updates.
     """
     one = job(3, 2)
     assert device_bytes(one.profile.figures, one.spec, taken_over=False) == 2 * 300 + 2 * 100
@@ -51,7 +51,7 @@ def test_memory_is_counted_for_a_device() -> None:
 def test_a_worker_that_runs_a_stage_for_two_pipelines_has_its_state_once(
     training: dict[str, float], calm: int, helping: int
 ) -> None:
-    """The worker has a gradient sum for each pipeline, and one final gradient, with a copy if it is clipped."""
+    """The worker has a gradient sum for each pipeline, and then one final gradient, with a copy if it is clipped."""
     one = job(3, 2, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, max_gradient_norm=training.get("maxGradientNorm")))
     assert device_bytes(one.profile.figures, spec, taken_over=False) == calm
@@ -59,8 +59,8 @@ def test_a_worker_that_runs_a_stage_for_two_pipelines_has_its_state_once(
 
 
 def test_casts_of_parameters_count_while_products_are_in_half_precision() -> None:
-    """Half-precision casts of parameters and of their gradients count. A layer without activations has no casts and
-    keeps no output.
+    """Casts of parameters to half precision and of their gradients back count. A layer without activations keeps no
+    cast parameters and no output.
     """
     one = job(2, 1, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, precision=Precision.BF16))

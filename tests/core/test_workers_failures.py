@@ -156,7 +156,7 @@ def test_workers_that_are_taken_away_do_not_speak_against_the_job() -> None:
 
 
 def give_up(world: World, *, seconds: float) -> None:
-    """Let all holders of stage 1 be missed, and let `seconds` pass."""
+    """Let the coordinator miss all holders of stage 1, and let `seconds` pass."""
     for worker in world.plan.at(Cell(0, 1)).holders:
         miss(world, worker)
     wait(world, seconds)

@@ -47,7 +47,7 @@ async def test_an_answer_that_is_the_end_of_it_is_returned(error: ApiError, ends
 async def test_a_failure_that_goes_on_is_logged_once_in_a_while(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that fails for days, such as a pod that a quota refuses every 15 s, is logged once in a while."""
+    """A failure that repeats, such as a quota's refusal every 15 s, is logged again after ten minutes or a success."""
     now, attempts, refused = 1000.0, ApiAttempts(("team", "tiny")), ApiError(403, "Forbidden", "exceeded quota")
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
 

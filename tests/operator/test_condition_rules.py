@@ -155,7 +155,7 @@ def test_an_end_is_final():
 @pytest.mark.parametrize("topology", [{}, {"stages": 3}])
 @pytest.mark.parametrize("objective", ["Throughput", "Value"])
 def test_where_the_grid_is_chosen_no_other_one_is_missed(objective, topology):
-    """A chosen grid of two pipelines of three stages is not degraded, though the job may have nine workers."""
+    """A job on a chosen grid of two pipelines of three stages is not degraded, though it may have nine workers."""
     rows = tuple(tuple((f"w{pipeline * 3 + stage}", True) for stage in range(3)) for pipeline in range(2))
     spec = job(topology=topology, elastic={"objective": objective, "maxWorkers": 9})
     found = seen(said(grid=rows), spec=spec)

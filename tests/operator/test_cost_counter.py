@@ -1,4 +1,4 @@
-"""The cost of a job's workers: with an operator, after edits of prices, and without an operator."""
+"""The cost of a job's workers: paid time, edits of prices, and workers whose nodes the watch reports late."""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -70,7 +70,7 @@ def test_before_anything_was_counted_nothing_was_left_out() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replace the module's `time` by a clock that reads the only value of the returned list."""
+    """Replace cost_counter's `time` with a clock that reads the returned list's only value."""
     now = [1000.0]
     monkeypatch.setattr(cost_counter, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
@@ -113,7 +113,7 @@ def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_mor
 
 
 def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(clock: list[float]) -> None:
-    """In the first hour only one of two workers has joined; in the second the watch reports that worker's node."""
+    """Only one of two workers has joined; the watch reports that worker's node an hour later."""
     counter, cluster = counter_of(*(stored(number, phase="Pending", where=SPOT) for number in range(2)))
     pools = priced("3", "10").node_pools
     counter.count(pools, joined={"tiny-w0"})

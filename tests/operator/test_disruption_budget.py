@@ -1,4 +1,4 @@
-"""The PodDisruptionBudget of a job: its floor, and how it follows the job's protection."""
+"""The PodDisruptionBudget of a job: its minAvailable, its changes with replicas and pods, and refused writes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -99,7 +99,7 @@ async def test_without_the_right_to_make_one_everything_else_goes_on(begin: Call
 
 
 async def test_a_refusal_that_passes_does_not_end_the_care_for_it(begin: Callable[..., Job]) -> None:
-    """An API server that has just started may refuse everything for a moment; the operator tries again later."""
+    """A starting API server may refuse a budget; the operator tries again only after a minute."""
     place = Place()
     started = begin(place, **FOUR)
     await started.start()

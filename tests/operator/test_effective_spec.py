@@ -1,4 +1,4 @@
-"""The spec that a job runs by: the newest valid one, or the accepted one; and the events about it."""
+"""The spec in force for a job: the newest one or, while workers train, the accepted one; and events about refusals."""
 
 from copy import deepcopy
 from typing import Any
@@ -26,7 +26,7 @@ SETTINGS = WorkerPodSettings(coordinator_url="ws://operator/job", image="trainer
 
 
 def edited(**changes: Any) -> dict[str, Any]:
-    """Return a manifest with changed fields of its spec, merged into the existing ones."""
+    """Return the minimal manifest with changed fields of its spec; a dict is merged into the field's current value."""
     document = deepcopy(minimal())
     document["metadata"] = {"name": "tiny", "namespace": "default"}
     for name, value in changes.items():
@@ -210,7 +210,7 @@ async def test_what_was_accepted_is_asked_for_until_the_server_answers_or_refuse
 
 
 async def test_a_task_that_was_edited_in_between_is_not_trained_by_workers_that_began_another() -> None:
-    """The operator knows only the digest of these workers' manifest, whose revision could not be written."""
+    """The operator knows only the digest of the task that the workers train, since their manifest was never stored."""
     one = One(edited(task={"config": {"a": 1}}), plan=trains(edited()))
     assert await one.next() is None
     assert "the task that the job began with" in one.problems[0]
@@ -252,8 +252,8 @@ def test_what_is_valid_only_with_another_grid_is_not_followed() -> None:
 
 
 def test_what_changes_together_once_the_job_is_suspended_is_no_mistake_before() -> None:
-    """`devices` may change only at the suspension, the number of GPUs at any time; the new number is invalid with the
-    old `devices`.
+    """A new number of GPUs needs a new `devices`, which is fixed while the job runs. The merge of old `devices` and new
+    GPUs is invalid, but is not reported if the edit also suspends the job.
     """
 
     def with_gpus(count: int, suspend: bool) -> dict[str, Any]:
@@ -291,7 +291,7 @@ async def test_another_operator_recalls_what_was_accepted_last() -> None:
 
 
 async def test_the_api_server_has_no_other_form_for_what_is_kept() -> None:
-    """The API server compares the bytes of immutable data, and writes keys, floats and some characters as Go does."""
+    """The manifest is stored as a text that stays the same when the API server encodes immutable data as Go does."""
     api: Any = Revisions()
     first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     config = {"z": 1e-7, "a": [1.0, 1e16], "text": '<é> & "\u2028\\\x7f\n'}

@@ -1,4 +1,4 @@
-"""The operator's flags: one sentence for each mistake."""
+"""The operator's command line: one sentence for each wrong flag, and for a missing cluster."""
 
 from pathlib import Path
 

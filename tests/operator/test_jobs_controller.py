@@ -1,4 +1,4 @@
-"""The jobs that an operator manages, with events in any order and with missed events."""
+"""The jobs that an operator manages: new and deleted ones, and edits while the API server does not answer."""
 
 import asyncio
 from typing import Any
@@ -30,7 +30,7 @@ def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
 
 
 async def test_of_a_job_that_a_finalizer_keeps_nothing_runs_by_its_status() -> None:
-    """The operator stops the workers of a job that only a finalizer keeps, and its status says that it does not run."""
+    """The operator stops managing a job that only a finalizer keeps; the job's status says that nothing runs."""
     server = Server()
     async with managed(server) as jobs:
         job_event(jobs, "ADDED", body("u1"))
@@ -53,7 +53,7 @@ RAN = [
 
 
 async def test_of_a_job_that_is_deleted_while_no_operator_is_active_nothing_runs_by_its_status() -> None:
-    """A starting operator lists the deleted job, and writes its status once, though it hears of its own write."""
+    """A starting operator lists the deleted job and writes its status once, though the watch reports that write."""
     server = Server()
     async with managed(server) as jobs:
         deleted = body("u1")
@@ -73,7 +73,7 @@ async def test_of_a_job_that_is_deleted_while_no_operator_is_active_nothing_runs
 
 
 class Checking(Server):
-    """An API server that takes a while to answer dry runs."""
+    """An API server that answers calls to /pods, such as dry runs, once `go` is set. checks: number of such calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Checking(Server):
 
 
 async def begins_with(jobs: JobController, *, steps: int) -> None:
-    """Wait until the only job trains, and check that its coordinator's spec and manifest have this number of steps."""
+    """Wait until the only job has a coordinator, and check the steps in the coordinator's spec and manifest."""
     (job,) = jobs.running()
     await in_time(lambda: job.runner is not None)
     assert job.runner is not None
@@ -109,7 +109,7 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
 
 
 class Silent(Server):
-    """An API server that does not answer writes of a status."""
+    """An API server that does not answer writes of a status until `go` is set. writes: number of these calls."""
 
     def __init__(self) -> None:
         super().__init__()

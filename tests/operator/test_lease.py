@@ -1,4 +1,4 @@
-"""The Lease by which one operator works: its decisions, and several operators in virtual time."""
+"""The Lease that lets only one operator work: who may take it, its content, and several operators in virtual time."""
 
 import asyncio
 import contextlib
@@ -124,7 +124,7 @@ def test_a_place_is_a_namespace_and_a_name(text: str) -> None:
 
 
 class LeaseSimulation:
-    """An API server with one Lease and the operators' pods, in virtual time that passes only in sleep()."""
+    """An API server with one Lease and the operators' pods, in virtual time, which passes only in `run`."""
 
     def __init__(self) -> None:
         self.now, self.numbers = 0.0, count()
@@ -227,7 +227,7 @@ class Process:
         self.task = asyncio.create_task(self._live())
 
     async def end(self) -> None:
-        """End the process as SIGTERM does."""
+        """End the process as SIGTERM does, and release the Lease if the API server answers."""
         await self.kill()
         with contextlib.suppress(ClusterUnreachable, ApiError):
             await self.lease.release()
@@ -297,7 +297,7 @@ class Process:
 
 @contextlib.asynccontextmanager
 async def two() -> AsyncIterator[tuple[LeaseSimulation, Process, Process]]:
-    """Yield a simulation of two operators: the first one works, and the second one waits for the Lease."""
+    """Yield a simulation and its two operators: the first one works, and the second one waits for the Lease."""
     simulation = LeaseSimulation()
     first = simulation.start("first")
     await simulation.run(1)
@@ -372,8 +372,8 @@ async def test_an_api_server_that_was_away_for_all_takes_the_lease_from_nobody(a
 
 
 async def test_who_is_no_pod_is_waited_for() -> None:
-    """The holder of a Lease may be no pod. A missing pod of its name then proves nothing about the process, and an
-    invalid pod name must not get into a URL.
+    """A Lease's holder may run outside the cluster. That no pod has its name then proves nothing about the process, and
+    a name that is not valid for a pod must not get into a URL.
     """
     simulation = LeaseSimulation()
     for name in ("../nodes/x", "Laptop", "a pod", "laptop-a"):

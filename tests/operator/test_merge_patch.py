@@ -1,4 +1,4 @@
-"""A patch gives the wanted status, whatever the status was before."""
+"""JSON merge patches of a status give the wanted status, whether or not the write before took effect."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The operator's metrics of a job."""
+"""The operator's metrics of a job, and its counts of refused workers."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ from operator_kit import NOW, job, said
 
 
 def test_the_operator_tells_the_age_that_the_status_knows() -> None:
-    """A new coordinator knows of no checkpoint yet, so the metric comes from the job's status."""
+    """A new coordinator knows of no checkpoint yet, so the checkpoint's step and age come from the job's status."""
     at = (datetime.now(UTC) - timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
     page = MetricsPage()
     unknown = replace(kept(), step=None, age=None)

@@ -64,7 +64,7 @@ def late_pod(job: str, uid: str) -> Object:
 class ManyJobs:
     """A simulation of many jobs, created at once, whose image no node can pull.
 
-    refused, told: by job, when a pod's status and when the job's first showed the refusal. stuck: liveness problems.
+    refused, told: by job, when a pod's status and the job's status first showed the failure. stuck: liveness problems.
     """
 
     def __init__(self, loop: VirtualLoop, slowness: float = SLOWNESS, *, suspended: bool = False) -> None:
@@ -152,7 +152,7 @@ SOON = 12.0  # 30 writes of 0.8 s, four at a time, and a look every 2 s
 
 
 def test_the_status_tells_soon_why_pods_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status is not written again when a kubelet alternates between back-off and another pull."""
+    """The operator does not rewrite a status each time that a kubelet alternates between back-off and a new pull."""
     with virtual_runner(monkeypatch) as (runner, loop):
         simulated = ManyJobs(loop)
         runner.run(simulated.run(JOBS, LIFE_SECONDS))
@@ -191,7 +191,7 @@ IDLE_SECONDS = 900.0
 
 
 def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator looks at idle jobs about once in QUIET_SECONDS, but removes late pods soon."""
+    """The operator reconciles suspended jobs about once in QUIET_SECONDS, but soon removes a pod that appears late."""
     looks: Counter[str] = Counter()
 
     class Counted(ApiAttempts):

@@ -154,7 +154,7 @@ KINDS = {
 
 
 class ApiServer:
-    """An API server whose lists are empty, and whose watches report changes of the CRD if `told`, but nothing else."""
+    """An empty API server. served: the CRD exists. told: its watch reports changes; if not, jobs' watch ends."""
 
     def __init__(self, *, served: bool, told: bool = True) -> None:
         self.served, self.told = served, told

@@ -1,4 +1,4 @@
-"""A coordinator's pods: the operator waits for none without end, creates none twice, and knows why each one ended."""
+"""A coordinator's pods: the operator waits for no pod forever, creates none twice, and knows why each one ended."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,7 +70,7 @@ async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
 
 @pytest.mark.parametrize("resumed", [True, False])
 async def test_a_pod_that_never_goes_is_replaced(begin: Callable[..., Job], resumed: bool) -> None:
-    """Nothing ends a pod on a node that hangs, so the operator does not wait for its end."""
+    """Nothing ends a pod on a node that hangs, so the operator replaces the pod without waiting for its end."""
     first = Place()
     await begin(first).reconciles()
     place = copied(first)
@@ -94,7 +94,7 @@ def _running(started: Job) -> CoordinatorState:
 
 @pytest.mark.parametrize("told", [True, False])
 async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callable[..., Job], told: bool) -> None:
-    """A worker that missed the suspension is lost: it brings its old plan. told: the watch reported its deletion."""
+    """A worker that missed the suspension stays lost if it joins. told: the watch, not the status, shows the loss."""
     first = Place()
     suspended = begin(first)
     await suspended.reconciles()
@@ -116,7 +116,7 @@ async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callab
 
 
 async def test_workers_that_cannot_reach_a_restarted_operator_are_left_alone(begin: Callable[..., Job]) -> None:
-    """The workers train on. The operator reports them, so that the user finds out why they cannot connect."""
+    """The workers train on; the operator deletes no pod, and reports WorkerSilent, so that the user sees it."""
     first = Place()
     await begin(first).reconciles()
     place = copied(first)

@@ -1,4 +1,4 @@
-"""A job's pods: during an interrupted watch, gated, refused, not wanted any more; and repairs of policy and budget."""
+"""A job's pods: gated, refused, unwanted, or in an interrupted watch; repairs of network policy and eviction budget."""
 
 from collections.abc import Callable
 from typing import Any

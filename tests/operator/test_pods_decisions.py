@@ -1,4 +1,4 @@
-"""The choice of the worker that a job gives back."""
+"""The choice of workers that a job gives back, and of probes: pods that ask an earlier pool for nodes again."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def shrunk(
     phase: str = "Running",
     chosen: bool = False,
 ) -> list[Any]:
-    """Return the decisions for a job that wants two workers. placed: pool by worker. waiting: those without a node."""
+    """Return the decisions for a job that wants two workers. placed: pool by worker. waiting: workers with no node."""
     living = {name: {"metadata": {"labels": {LABEL_NODE_POOL: pool}}} for name, pool in placed.items()}
     states = dict.fromkeys(living.keys() - set(waiting), WorkerState.TRAINING)
     states |= dict.fromkeys(standby, WorkerState.STANDBY) | dict.fromkeys(leaving, WorkerState.LEAVING)
@@ -76,7 +76,7 @@ def test_when_a_probe_came_first_and_took_the_place_the_one_who_comes_late_is_on
 
 
 def test_who_of_those_there_goes_may_be_for_the_coordinator_to_choose() -> None:
-    """The coordinator chooses who leaves, by prices and losses; the operator removes a pod without a node."""
+    """A coordinator that chose the number of workers chooses who leaves; the operator deletes a pod without a node."""
     placed = dict.fromkeys(("w0", "w1", "w2"), "spot")
     assert shrunk(placed, standby=["w2"])[1].worker == "w2"
     assert shrunk(placed, standby=["w2"], chosen=True) == [NONE]

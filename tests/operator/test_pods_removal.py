@@ -19,7 +19,7 @@ KEY = ("default", "tiny")
 
 
 class Deletions:
-    """An API server whose answers to deletions are given: an error, or whether the pod existed."""
+    """An API server whose first answers to deletions are given: an error, or whether the pod existed; then True."""
 
     def __init__(self, *answers: bool | Exception) -> None:
         self.answers, self.names = list(answers), list[str]()

@@ -202,7 +202,7 @@ async def test_time_at_kueues_gate_is_not_taken_for_a_lack_of_nodes(begin: Calla
 
 
 def nodes_come(place: Place, queued: Job) -> None:
-    """Let Kueue admit all pods except those by which the job would grow."""
+    """Let Kueue admit the two pods with which the job can train, so that these only wait for nodes."""
     admit(place, "tiny-w0", "tiny-w1")
 
 

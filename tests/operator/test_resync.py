@@ -12,7 +12,7 @@ from opsim_loop import VirtualLoop, virtual_time
 
 
 class Things:
-    """UIDs of one kind of objects: existing, known to the operator, created during a listing. failures: of listings."""
+    """Objects of one kind, by UID. meanwhile: shown by a watch during a listing. failures: how many listings fail."""
 
     def __init__(self, there: set[str], known: set[str], failures: int = 0, meanwhile: Collection[str] = ()) -> None:
         self.there, self.known, self.failures, self.meanwhile = there, known, failures, meanwhile

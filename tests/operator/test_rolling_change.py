@@ -67,7 +67,7 @@ async def training(begin: Callable[..., Job], place: Place, **spec: Any) -> Job:
 
 
 async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
-    """Let time pass, and return the number of ready workers after each turn. comes: whether new workers connect."""
+    """Reconcile `count` times, 2 s apart; return how many workers have joined after each. comes: new ones connect."""
     ready = []
     for _ in range(count):
         await running.reconciles(2.0, 1)
@@ -116,7 +116,7 @@ async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[
 
 
 async def test_another_operator_whose_pods_differ_replaces_them_too(begin: Callable[..., Job]) -> None:
-    """Pods differ, for example, after an upgrade to a release with another default image."""
+    """Pods are outdated, for example, after an upgrade to a release with another default image."""
     first = Place()
     before = await training(begin, first, worker={})
     place = Place()

@@ -124,7 +124,7 @@ def test_what_gets_it_going_again(change: str) -> None:
 
 
 def test_the_time_in_which_nobody_waits_for_a_new_worker_does_not_count() -> None:
-    """Time in which the rollout waits for something else, such as copies of stages after a loss, does not count."""
+    """READY_SECONDS include no time in which the rollout waits for something else, such as replicas after a loss."""
     record = record_of(view(old(0), old(1)))
     for now in range(0, 10_000, 100):
         record = record_of(view(old(0), old(1), held=False), record, now)
@@ -166,7 +166,7 @@ class Cluster:
         self.go_on(choice)
 
     def go_on(self, choice: int) -> None:
-        """Give one waiting worker a node. By `choice`, let one worker become ready, and remove one that is leaving."""
+        """Give one worker a node, make one ready (odd `choice`), remove a leaving one (unless 3 divides `choice`)."""
         if waiting := [w for w in self.workers.values() if not w.placed]:
             self.workers[waiting[0].name] = replace(waiting[0], placed=True)
         starting = [w for w in self.workers.values() if w.placed and not w.ready and not w.leaving]

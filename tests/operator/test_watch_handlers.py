@@ -19,7 +19,7 @@ from watched_api_kit import KEY, LATE, Server, body
 
 
 class Uncopied(dict[str, Any]):
-    """A part of an object that raises if it is copied."""
+    """A part of an object that raises AssertionError if kopf deep-copies it."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise AssertionError("it was copied")
@@ -105,7 +105,7 @@ async def test_of_a_job_its_edits_are_handled_and_its_deletion() -> None:
 
 
 async def test_pods_and_nodes_are_in_the_indices_when_jobs_hear_of_them() -> None:
-    """kopf copies no pods and nodes, and a heartbeat of the kubelet does not count as a change."""
+    """kopf deep-copies no nodes, and a heartbeat of the kubelet does not count as a change."""
     shared = shared_for(KubeApi(Server()))
     jobs, cluster, heard = Recorded(shared), shared.cluster, Heard()
     kopfs = Kopf(jobs, shared)

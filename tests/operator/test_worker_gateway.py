@@ -51,7 +51,7 @@ def pod_of(job: str, name: str, uid: str) -> dict[str, Any]:
 
 
 async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None:
-    """The gateway sends these workers a Stop, as long as the operator looks after the job."""
+    """The gateway sends a late worker a Stop while `stopping_late_workers` runs, and answers 404 afterwards."""
     cluster = ClusterIndices()
     pod_event(cluster, "ADDED", pod_of("u-job", "job-w0", "u0"))
     async with house() as place:

@@ -47,7 +47,7 @@ DRAWN = "document.getElementById('main')?.hidden === false"
 
 
 def page(*, over: bool = False, told: int = 1) -> Document:
-    """Return the document of a job with everything that a page can show. told: number of lost workers' events."""
+    """Return the document of a job with everything that a page can show. told: number of WorkerLost events."""
     record = JobTimeline()
     record.follow(0, StepFigures(None), ())
     taken = takeover(step=2)
@@ -106,7 +106,7 @@ def chrome() -> Iterator[str]:
 
 @asynccontextmanager
 async def served(found: list[Document | int]) -> AsyncIterator[str]:
-    """Serve the newest of `found`, a document or an error status, and yield its URL; 401 without a token."""
+    """Serve a page of the last item of `found`, a document or an HTTP error; 401 without a token. Yield its URL."""
 
     async def state(request: web.Request) -> web.Response:
         newest = found[-1] if bearer(request.headers) else 401
@@ -218,7 +218,7 @@ TIPS = "[...document.querySelectorAll('.tip:not([hidden])')].map((tip) => [tip.p
 
 
 async def test_curves_are_read_and_zoomed_with_mouse_and_keys(chrome: str) -> None:
-    """The chart under the pointer shows its values; dragging over a range zooms in on it."""
+    """The chart under the pointer shows the values there; dragging over a range, or the key +, zooms in."""
     async with served([curves_of(101)]) as url, tab_of(chrome) as tab:
         await tab.size(1280, 900)
         await tab.goto(f"{url}#token=secret")
@@ -291,7 +291,7 @@ async def test_a_burst_leaves_the_curves_their_scale(chrome: str, first: int, la
 
 
 async def test_a_kept_page_needs_no_server(tmp_path: Path, chrome: str) -> None:
-    """The file opens from a folder, requests nothing, and treats all of the job's texts as text."""
+    """The file opens from a folder, requests nothing else, and shows the job's name as text, not as HTML."""
     file = tmp_path / "page.html"
     file.write_text(standalone_page(curves_of(50)), encoding="utf-8")
     async with tab_of(chrome) as tab:
@@ -327,7 +327,7 @@ TAIL = """document.documentElement.scrollHeight - scrollY
 
 
 async def test_it_fits_every_screen_with_any_font(chrome: str) -> None:
-    """From 320 px on, only tables in scrolling boxes are wider than the window, and nothing follows the content."""
+    """From 320 px on, only content of plots and scrolling boxes is wider than the window; no space follows the body."""
     async with served([page(told=100)]) as url, tab_of(chrome) as tab:
         for font, rules in FONTS.items():
             await tab.size(1280, 900)

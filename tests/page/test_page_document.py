@@ -131,7 +131,7 @@ def test_without_a_coordinator_the_status_speaks(name: str, tone: str, over: boo
 
 
 def test_a_job_that_has_only_just_been_seen() -> None:
-    """A job without a written status shows as Pending, and then what its coordinator reports."""
+    """Without a written status, the page shows a job as Pending, and later as its coordinator reports it."""
     found = looked(look(spec=job()), WHEN)
     assert (found.state.name, found.owners, found.unknown, found.pools) == ("Pending", (), (), ())
     assert (found.live, found.job.steps, found.job.began) == (None, 10, None)

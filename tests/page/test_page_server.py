@@ -1,4 +1,4 @@
-"""The job page over HTTP, from the real servers: access, headers, what strangers can cause, and contrast of colours."""
+"""A local run's page over HTTP: access, headers, foreign host names, the end of the server, and contrast of colours."""
 
 import asyncio
 import re

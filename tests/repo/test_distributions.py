@@ -1,4 +1,4 @@
-"""The distributions that a release publishes: a fresh environment installs the wheels and works, and versions fit."""
+"""The distributions that a release publishes: the wheels work in a fresh environment, and a tag names their version."""
 
 import os
 import subprocess

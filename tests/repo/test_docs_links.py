@@ -25,7 +25,7 @@ def test_the_index_names_every_page() -> None:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """Yield the `bamboo` commands in code blocks and text, without comments."""
+    """Yield the words after `bamboo` of each command in a page's code blocks and inline code, without comments."""
     text = page.read_text()
     lines = [line for block in CODE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
     for call in [*lines, *re.findall(r"`([^`\n]+)`", CODE.sub("", text))]:
@@ -58,7 +58,7 @@ PARENTS = {"bamboo_core": "core", "bamboo": "client", "bamboo_trainer": "trainer
 
 
 def named_code(page: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each `path.py` of a line with each `function()` named after it; "" for the file alone."""
+    """Yield each file that a page names, with "", and again with each `function()` named after it in the same line."""
     for line in page.read_text().splitlines():
         file: Path | None = None
         for span in re.findall(r"`([^`]+)`", line):

@@ -58,7 +58,7 @@ def test_what_is_the_operators_own_is_named() -> None:
 
 
 def test_the_first_model_of_the_tutorial_trains_and_its_weights_are_loaded(tmp_path: Path, monkeypatch: Any) -> None:
-    """The tutorial's command trains the model, with fewer steps; the page's code then reads the run's weights."""
+    """The tutorial's command trains its first model, with fewer steps; the code in models.md then loads the weights."""
     (tmp_path / "first_model.py").write_text(shown("python", "first_model.py"))
     job = yaml.safe_load(shown("yaml", "first-model.yaml"))
     config = job["spec"]["task"]["config"]

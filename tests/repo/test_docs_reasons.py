@@ -1,6 +1,6 @@
 """docs/troubleshooting.md explains each reason in the code once, and no other.
 
-The tests read the code without running it: a reason is a string that a call passes as its reason.
+The tests read the code without running it: reasons are strings that calls of TELLERS pass, and keys of DISRUPTIONS.
 """
 
 import ast
@@ -60,7 +60,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _given(tree: ast.Module, file: str) -> Iterator[str]:
-    """Yield the reasons: the texts that calls of a file pass as a reason."""
+    """Yield the texts that a file's calls of TELLERS pass as a reason."""
     for call in ast.walk(tree):
         if isinstance(call, ast.Call):
             called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
@@ -72,7 +72,7 @@ def _given(tree: ast.Module, file: str) -> Iterator[str]:
 
 @cache
 def reasons() -> tuple[set[str], set[str]]:
-    """Return the reasons that calls in the code give, and all string constants of the code."""
+    """Return the reasons in the code, except "Unknown", and all string constants of the code."""
     given, texts = set(DISRUPTIONS), set[str]()
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):

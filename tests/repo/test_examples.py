@@ -1,4 +1,4 @@
-"""The examples are valid, and the user's own model that docs/models.md explains trains with equal bits."""
+"""The examples are valid; the model that docs/models.md explains trains with the same bits when a worker is killed."""
 
 import json
 import os

@@ -103,7 +103,7 @@ def test_an_image_has_what_it_needs_in_the_tested_versions(built: Images, target
 
 
 def test_an_image_has_the_very_files_of_the_checkout(built: Images, target: str) -> None:
-    """The comparison includes files other than Python, which the distribution must name."""
+    """The comparison includes files other than Python, which pyproject.toml must list as package data."""
     package = f"bamboo_{target}"
     expected = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -57,7 +57,7 @@ SCENARIOS = {
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Yield the product's modules with their distribution, without `__init__` and `__main__`."""
+    """Yield the distribution and the file of each module of the product, except `__init__` and `__main__`."""
     for distribution, package in PACKAGES.items():
         for file in sorted((ROOT / distribution / package).rglob("*.py")):
             if not file.stem.startswith("__"):
@@ -70,7 +70,7 @@ def test_every_room_says_in_one_sentence_what_it_is_for() -> None:
 
 
 def names_of_tests(folder: str) -> set[str]:
-    """Return the names that tests of modules may begin with: `module`, and `room_module` or `distribution_module`.
+    """Return the names that tests of modules may begin with: `module`, `subpackage_module` or `distribution_module`.
 
     A folder named after a distribution has tests of that distribution's modules; other folders have tests of any.
     """

@@ -32,7 +32,7 @@ def of_name(fault: Fault) -> Hashable:
 
 
 def sweep(kind: Kind) -> pytest.MarkDecorator:
-    """Parametrize a test's `kind`, for kill_at_each: this one and, marked as slow, None (every instruction)."""
+    """Return a mark that runs a test for kill_at_each with this `kind` and, marked as slow, with None (everything)."""
     every = pytest.param(None, marks=pytest.mark.slow, id="every")
     return pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.__name__), every])
 
@@ -40,9 +40,9 @@ def sweep(kind: Kind) -> pytest.MarkDecorator:
 def kill_at_each(
     manifest: dict[str, Any], kill: Callable[[Fault], bool], judge: Judge, kind: Kind | None = None
 ) -> dict[Fault, Any]:
-    """Run the job once for each instruction that `kill` picks, with a kill there, and return the results of `judge`.
+    """Run the job once for each instruction that `kill` picks, with a kill there, and return `judge`'s results by kill.
 
-    judge: checks an ended job, and returns a picklable result; its exception is raised here as AssertionError.
+    judge: checks an ended job and returns a picklable result. Its exception is raised here (a fork's: AssertionError).
     kind: if given, only one instruction of each kind is tried.
     """
     if kind is not None:
@@ -113,9 +113,9 @@ class BranchingJob(Job):
 
     def branch(self, name: Hashable, kind: Hashable = None) -> bool:
         """Return whether this process takes the branch `name`. The first call for a name forks the job: the child takes
-        the branch, the parent does not.
+        the branch, the parent does not. With a GPU nothing forks, and only the branch `only` is taken.
 
-        A forked job has no further branches. kind: if given, only the first branch of each kind forks. Raises
+        A forked job has no further branches. kind: if given, only the first branch of each kind counts. Raises
         AssertionError if the forked job did not end as it should.
         """
         if self._answer is not None or name in self.answers or kind in self._kinds:

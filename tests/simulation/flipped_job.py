@@ -1,4 +1,4 @@
-"""A simulated job with one silent bit flip at a chosen place (data corruption), with real coordinator and engines."""
+"""A simulated job with a silent bit flip (data corruption) at a chosen place, with the real coordinator and engines."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -147,7 +147,7 @@ class FlippedJob(Job):
         self.flip, self.flipped, self.struck = flip, 0, ""
 
     def look(self) -> None:
-        """Flip a bit of a parameter or optimizer state between two steps, once the state is at the flip's step."""
+        """Flip a bit of a parameter or optimizer state once, before a turn in which the state is at the flip's step."""
         if self.flipped or self.flip.place not in AT_REST or self.state.plan is None:
             return
         node = self.nodes.get(self._worker())

@@ -183,6 +183,6 @@ class Manager:
         return lower[:lacking] if lacking <= len(lower) else []
 
     def _priority(self, pod: Mapping[str, Any]) -> int | None:
-        """Return the priority of a pod; None if its class does not exist, so that the pod has no Workload."""
+        """Return a pod's priority: 0 without a class; None if its class does not exist, so that it has no Workload."""
         name = pod["metadata"]["labels"].get(CLASS)
         return 0 if name is None else self.classes.get(name)

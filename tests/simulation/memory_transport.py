@@ -77,7 +77,7 @@ class MemoryTransport:
         return False
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
-        """Set the workers that this one may reach, without their addresses; see `Transport`."""
+        """Set the reachable workers, without their addresses, and queue their waiting frames; see `Transport`."""
         self._former = (self._former | self.known) - peers.keys()
         self.known = frozenset(peers)
         for worker in [worker for worker in self._early if worker in peers]:

@@ -7,7 +7,7 @@ Json = dict[str, Any]
 
 
 def is_about(budget: Json, pod: Json) -> bool:
-    """Return whether a budget's spec selects the pod. Understands only selectors that the operator writes."""
+    """Return whether a budget's spec selects the pod. Raises AssertionError for selectors unlike the operator's."""
     labels, selector = pod["metadata"].get("labels") or {}, budget["selector"]
     assert selector.keys() <= {"matchLabels", "matchExpressions"}
     chosen = selector.get("matchExpressions") or ()

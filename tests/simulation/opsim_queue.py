@@ -26,7 +26,7 @@ CLASSES = {"needed": 10, "growth": 1}
 
 
 class SimQueue:
-    """A Kueue queue. away: Kueue is down; its webhook refuses new pods, and its manager does nothing."""
+    """A Kueue queue. away: Kueue is down; without its webhook new pods are refused, and its manager does nothing."""
 
     def __init__(self, simulation: "OperatorSimulation", quota: int) -> None:
         self._simulation = simulation

@@ -1,4 +1,4 @@
-"""Scenarios of the operator's simulation: the job and the disturbances that a seed draws, as plain data."""
+"""Scenarios of the operator's simulation as plain data: a seed's job, with drawn disturbances or REGRESSIONS."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from sim_arithmetic import Arithmetic
 
 
 class DisturbanceKind(StrEnum):
-    """A kind of disturbance, and its weight among the kinds that are drawn."""
+    """A kind of disturbance. weight: its weight among kinds drawn alone, not as a combination of TOGETHER."""
 
     weight: int
 
@@ -72,12 +72,11 @@ LONG_SECONDS = 900.0  # that nobody reaches the operator; longer than silent wor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """A disturbance of a simulated job: its kind, and when it begins and how long it lasts, in virtual seconds."""
+    """A disturbance of a simulated job: its kind, when it begins (virtual seconds), and two numbers for its kind."""
 
     kind: DisturbanceKind
-    # at, seconds: when, and how long it lasts
     at: float
-    seconds: float
+    seconds: float  # how long it lasts; some kinds ignore, scale or bound this
     number: int  # picks whom, or how many
 
     def __str__(self) -> str:
@@ -175,7 +174,7 @@ def scenario(seed: int, *, chooses: bool = False, queued: bool = False) -> Clust
 
 
 def _disturbances(rng: random.Random, kinds: Sequence[DisturbanceKind]) -> tuple[Disturbance, ...]:
-    """Draw the disturbances of a run, in order of time; many follow closely on the previous one."""
+    """Draw a run's disturbances before SPAN_SECONDS, in order: single ones of `kinds`, and combinations of TOGETHER."""
     disturbances: list[Disturbance] = []
     at = rng.uniform(0.0, 30.0)
     for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8))):
@@ -193,7 +192,7 @@ def _at(when: float, kind: DisturbanceKind, seconds: float = 0.0, number: int = 
     return Disturbance(kind=kind, at=when, seconds=seconds, number=number)
 
 
-REGRESSIONS = {  # that went wrong once
+REGRESSIONS = {  # disturbances under which a run once failed
     "nobody reaches the operator for a while": (_at(60, DisturbanceKind.CUT_OFF, 8.0),),
     "nobody reaches the operator for a minute, and then one after the other": (_at(60, DisturbanceKind.CUT_OFF, 60.0),),
     "nobody reaches the operator after its restart": (_at(60, DisturbanceKind.ISOLATE, 1.0, 8),),
@@ -242,5 +241,5 @@ REGRESSIONS = {  # that went wrong once
 
 
 def regression(name: str, seed: int, *, chooses: bool = False) -> ClusterScenario:
-    """Return a seed's scenario with `careful` and the disturbances of REGRESSIONS[name], which once failed."""
+    """Return a seed's scenario, made `careful`, with REGRESSIONS[name]: disturbances under which a run once failed."""
     return replace(scenario(seed, chooses=chooses), disturbances=REGRESSIONS[name], careful=True)

@@ -34,7 +34,7 @@ def refusal(status: int, reason: str, name: str = "") -> ApiError:
 
 
 class Watch:
-    """A watch of objects of one kind.
+    """The server's objects of one kind, and the operator's watch of them.
 
     show: called with the type of a change (None for a listed object) and the object, in the order of its changes.
     """
@@ -47,7 +47,7 @@ class Watch:
         self.listening = False
 
     def changed(self, kind: str | None, thing: Object) -> None:
-        """Schedule the notification of a change, unless interrupted. Changes of one object keep their order."""
+        """Schedule the notification of a change if the watch is on. Changes of one object keep their order."""
         if not self.listening:
             return
         uid, when = thing["metadata"]["uid"], self._loop.time() + 10 ** self._rng.uniform(-3, -0.3)
@@ -65,14 +65,14 @@ class Watch:
             self._loop.call_later(seconds, self.list, self._connection)
 
     def list(self, connection: int | None = None) -> None:
-        """Start or resume the watch: schedule notifications of all objects. Ignore calls of earlier connections."""
+        """Turn the watch on and show all objects, unless it is on or `forget` has ended this `connection`."""
         if not self.listening and connection in (None, self._connection):
             self.listening = True
             for thing in self.objects.values():
                 self.changed(None, thing)
 
     def forget(self) -> None:
-        """Drop all pending notifications, since the listener is gone."""
+        """Turn the watch off and drop its pending notifications, since the operator has ended."""
         self.listening = False
         self._connection += 1
 
@@ -80,8 +80,8 @@ class Watch:
 class Server:
     """A simulated API server: the objects of a cluster, and the requests about them.
 
-    room: the number of pods that a quota allows. changed: called with changes of pods, nodes, jobs and budgets. called:
-    called with method and path of each request that changes anything but a status.
+    room: the number of pods that a quota allows. changed: called with changes of pods, nodes and jobs, and with budgets
+    that are written. called: called first with method and path of each request to change anything but a status.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Server:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """Answer a request after a delay. With probability `trouble`, raise an error before or after its effect."""
+        """Answer a request late. Raises RemoteError if refused, or at random (`trouble`) before or after its effect."""
         if self._called and method != "GET" and not place.endswith(("/status", "/tokenreviews")):
             self._called(method, place)
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
@@ -236,7 +236,7 @@ class Server:
         self._tell(kind, "MODIFIED", thing)
 
     def delete(self, kind: str, thing: Object) -> None:
-        """Delete an object: a pod with a node after its grace period, everything else at once."""
+        """Delete an object: mark a pod with a node, which its kubelet removes later; `remove` anything else."""
         if kind == "pods" and thing["spec"].get("nodeName"):
             self._mark(thing, 30)
         else:

@@ -1,6 +1,6 @@
 """One simulated cluster with one BambooJob: the real operator on a simulated API server, and workers with real engines.
 
-A run is a function of its scenario alone (and of PYTHONHASHSEED, see operator_simulate.py).
+A run is a function of its scenario and of PYTHONHASHSEED (see operator_simulate.py).
 """
 
 import asyncio
@@ -40,7 +40,7 @@ ALONE_SECONDS = 40.0  # more than a watch is interrupted, an API server slow, or
 
 
 class Failure(AssertionError):
-    """Raised if the operator breaks a rule that holds in every run."""
+    """The end of a run that breaks a rule or takes too long. The message becomes the run's problem."""
 
 
 class OperatorSimulation:
@@ -126,7 +126,7 @@ class OperatorSimulation:
             await self.stop_operator()
 
     async def _watch(self, seconds: float) -> None:
-        """Let time pass, judge the queue, and raise Failure if workers train for long without a coordinator."""
+        """Wait and judge the queue. Raises Failure if an operator has no coordinator for a running job too long."""
         end, since = self.loop.time() + seconds, self.loop.time()
         while self.loop.time() < end:
             await asyncio.sleep(1.0)
@@ -152,7 +152,7 @@ class OperatorSimulation:
             await asyncio.sleep(1.0)
 
     def _at_rest(self) -> str | None:
-        """Return what the job still lacks to be as its spec says, in words; None if it lacks nothing or has ended."""
+        """Return in words what differs from the job's spec or is under way; None if nothing is, or the job is over."""
         if self._over() is None:
             return None
         runner, living = self.runner, self.living_pods()
@@ -268,7 +268,7 @@ class OperatorSimulation:
     # the cluster
 
     def _called(self, method: str, place: str) -> None:
-        """Fail the run if the operator deletes the pod of a worker that still trains, and so has not left yet."""
+        """Fail the run if the operator deletes the pod of a worker that still trains, unless the job has ended."""
         runner, (_, kind, name) = self.runner, place.rsplit("/", 2)
         if runner is None or runner.ending or (method, kind) != ("DELETE", "pods"):
             return
@@ -317,7 +317,7 @@ class OperatorSimulation:
 
 
 def never_starts(pod: Object) -> bool:
-    """Return whether the pod's image is missing, so that it stays pending until the job is over."""
+    """Return whether the pod's image is missing, so that the pod stays pending until it is deleted."""
     return str(pod["spec"]["containers"][0]["image"]).startswith(MISSING)
 
 

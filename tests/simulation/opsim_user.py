@@ -62,7 +62,7 @@ class User:
         handlers.get(disturbance.kind, self._lose)(disturbance)
 
     async def heal(self) -> None:
-        """End all disturbances but losses under way; create the job again if deleted, resume it, mend its spec."""
+        """End or await all disturbances but those of workers. Create a deleted job again, resume it, mend its spec."""
         self._simulation.log("all trouble is over")
         self._healed = True
         simulation, server = self._simulation, self._simulation.server
@@ -96,7 +96,7 @@ class User:
     # the job
 
     def edit(self, change: Callable[[Object], None]) -> None:
-        """Change the job's spec. An edit that changes nothing makes no new generation."""
+        """Change the job's spec, if there is a job. An edit that changes nothing makes no new generation."""
         if not self._there():
             return
         job = self._simulation.job
@@ -161,7 +161,7 @@ class User:
         )
 
     def _finalize(self, job: Object, until: float, later: float) -> None:
-        """Remove the job once its pods are gone (forced after the time `until`); create it again `later` s after."""
+        """Remove the job when its pods are gone (by force after the time `until`), and recreate it `later` s after."""
         left = self._simulation.pods_of(job)
         for pod in left if self._loop.time() > until else ():
             self._simulation.server.remove("pods", pod)
@@ -233,7 +233,7 @@ class User:
         self._operator(disturbance)
 
     def _cut_off(self, disturbance: Disturbance) -> None:
-        """Cut the channels of all workers; the coordinator notices each within a second."""
+        """Cut all workers' channels, and let no worker connect until the disturbance ends."""
         self._simulation.workers.reachable_at = self._loop.time() + disturbance.seconds
         for node in self._simulation.workers.nodes.values():
             if node.alive:
@@ -283,16 +283,16 @@ class User:
                 simulation.kubelets.take(pod, 10 + disturbance.seconds, stays=disturbance.kind is DisturbanceKind.MARK)
 
     def _is_free(self, pod: Object) -> bool:
-        """Return whether the pod's worker holds no state that the job needs."""
+        """Return whether the pod's worker never had a plan, and a coordinator runs that does not know the worker."""
         node, runner = self._simulation.workers.nodes.get(pod["metadata"]["uid"]), self._simulation.runner
         trained = node is not None and node.engine is not None and node.engine.components is not None
         return runner is not None and pod["metadata"]["name"] not in runner.state.workers and not trained
 
     def _may(self) -> bool:
-        """Return whether a loss is allowed now, and note if it may harm the job.
+        """Return whether a loss is allowed now, and set `harmed` if it may take state that the job needs.
 
-        A worker whose channel is cut counts as in danger: it may be declared lost if the API server does not vouch for
-        it in time.
+        A loss is safe while the job is protected, no earlier victim is left, and all channels stand: a worker whose
+        channel is cut may be declared lost. Other losses are allowed unless the scenario is `careful`.
         """
         runner = self._simulation.runner
         safe = runner is not None and runner.state.phase == "Running" and not runner.status().unprotected

@@ -27,7 +27,7 @@ from sim_worker import Node
 
 
 def request_of(pod: Object) -> Any:
-    """Return the HTTP request with which a pod's worker connects."""
+    """Return a stand-in for the HTTP request with which a pod's worker connects."""
     namespace, name = job_of(pod) or ("", "")
     headers = {"Authorization": f"Bearer {token_of(pod)}"}
     return SimpleNamespace(headers=headers, match_info={"namespace": namespace, "name": name})
@@ -125,7 +125,7 @@ class Workers:
         self._ended: dict[Node, Callable[[int | None], None]] = {}
 
     def start(self, pod: Object, ended: Callable[[int | None], None]) -> Node:
-        """Start the worker of a pod. ended: called with its exit code."""
+        """Start the worker of a pod. ended: called with its exit code; None: it is lost with its node."""
         name = pod["metadata"]["name"]
         container = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
         env = {variable["name"]: variable.get("value") for variable in container["env"]}

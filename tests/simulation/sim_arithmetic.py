@@ -1,6 +1,6 @@
 """The computation of a simulated job, on exact integers, and an oracle that returns the expected result.
 
-Every value is a hash of all that went into it, so a contribution that is lost, doubled, stale or of another
+What a layer computes is a hash of all that went into it, so a contribution that is lost, doubled, stale or of another
 microbatch changes all that follows. Within a group of microbatches the gradient's accumulation depends on the order
 (g = g * FACTOR + h mod PRIME). Groups, and the stages of a tied parameter, are summed in float32 as in the product:
 the sum of one group is exact, but sums over several groups are rounded, so the order of the additions shows.

@@ -59,7 +59,7 @@ class Checks:
                 raise Violation(f"two different plans of epoch {plan.epoch} are obeyed")
 
     def agreed(self, node: "Node", living: Callable[[str], bool]) -> None:
-        """Check that no two living members of the job know different commits of a step."""
+        """Check that a living worker's commits equal those that other living workers of the job know for each step."""
         parts = node.engine.components if node.engine else None
         if parts is None:
             return

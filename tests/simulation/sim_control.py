@@ -1,7 +1,7 @@
 """The control channel of one simulated worker, with the behaviour of `bamboo_core.control.client` and the server.
 
-Messages keep their order. While the channel is cut, the worker's messages wait. Those on their way at the cut, and the
-coordinator's until it notices, are lost as in a broken socket (`lossy`) or arrive; its later ones are dropped.
+Messages keep their order. While the channel is cut, the worker's messages wait. Messages on their way at the cut, and
+the coordinator's until it notices, are lost (`lossy`) or arrive; its later ones are dropped until a reconnection.
 """
 
 import random
@@ -127,7 +127,7 @@ class Channel:
         self.clock.after(self.rng.uniform(*BACKOFF_SECONDS) * 0.2, self.connect)
 
     def die(self, noticed: float, flush: bool) -> None:
-        """End the channel with its worker. flush: the worker's messages arrive; otherwise they may be lost."""
+        """End the channel, as its worker ends. flush: a connected worker's messages arrive; else they may be lost."""
         if self.ended:
             return
         if flush:

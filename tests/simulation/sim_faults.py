@@ -50,7 +50,7 @@ SINGLE_KILLS = (FaultKind.KILL, FaultKind.VANISH, FaultKind.KILL_AT, FaultKind.K
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault of a scenario, which strikes once: what happens to which worker, and when."""
+    """A fault of a scenario, which strikes at most once: what happens to which worker, and when."""
 
     what: FaultKind
     step: int  # armed when that many steps are committed (-1: at once)
@@ -83,8 +83,8 @@ class Fault:
 class Scenario:
     """A job and its faults.
 
-    care: which faults wait. 0: none. 1: deadly ones, while they would take the last known copy of a stage or workers
-    have not applied the plan after a loss. 2: all but harmless ones, until the job has recovered; with replicas it can.
+    care: which faults wait. 0: none. 1: deadly ones, while there is no coordinator, they would take the last known copy
+    of a stage, or a plan after a loss is not applied everywhere. 2: all but harmless ones, until the job has recovered.
     """
 
     seed: int
@@ -133,7 +133,7 @@ class Scenario:
 
     @property
     def follows_stages(self) -> bool:
-        """Whether the coordinator chooses the number of stages by the number of workers."""
+        """Whether the coordinator chooses the number of stages, which the manifest then does not fix."""
         return self.resplit is not None or bool(self.chooses)
 
     @property
@@ -219,8 +219,8 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
 
 
 def _with_callbacks(job: Scenario, rng: random.Random) -> Scenario:
-    """Write a history for a callback. Let half of the kills of single workers strike before or after a write of the
-    history or of the callback's state.
+    """Make the job write a history that a callback follows. Let half of the kills of single workers strike before or
+    after a write of the history or of the callback's state.
     """
     faults = []
     for fault in job.faults:
@@ -380,7 +380,7 @@ def _with_split_backwards(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_schedules(job: Scenario, rng: random.Random) -> Scenario:
-    """Add edits of the schedule: a step before some faults, right after others struck, and three at random steps."""
+    """Add edits of the schedule a step before some faults, after some, and at three random steps; apply `_at_parts`."""
     faults: list[Fault] = []
     for fault in job.faults:
         edit = replace(fault, what=FaultKind.SCHEDULE, step=max(0, fault.step - 1), neighbours=0, with_node=False)
@@ -472,7 +472,7 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Ari
 
 
 def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
-    """Draw the skipped steps: none in seven of ten jobs, else up to four, of which up to three in a row."""
+    """Draw the skipped steps: none in seven of ten jobs, else up to three in a row, and one that may be among them."""
     if chance.random() > 0.3:
         return frozenset()
     first = chance.randrange(steps)

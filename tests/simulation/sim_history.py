@@ -41,7 +41,7 @@ class SimHistoryFiles(HistoryFiles):
 
 
 def kept_by(data: Mapping[str, bytes], name: str) -> Cursor:
-    """Return the cursor and state that the callback `name` has saved."""
+    """Return the saved cursor of the callback `name`, which includes its state."""
     return msgspec.json.decode(data[f"callback-{name}.json"], type=Cursor)
 
 

@@ -42,7 +42,7 @@ class FaultInjector:
         self._over = True
 
     def look(self) -> None:
-        """Arm the faults whose step has come, up to the next chained one. Drop a chained one if none has struck."""
+        """Arm the faults whose step has come, up to the next chained one. Drop a chained one if no fault has struck."""
         while self.left and (self.left[0].step <= self.job.commit + 1 or self.left[0].step < 0):
             if self.left[0].chained and not self.struck:
                 self.left.pop(0)  # what it was chained to has been left out
@@ -109,7 +109,7 @@ class FaultInjector:
         return not troubled and plan.worker_ids() <= state.plans.applied and self._at_rest()
 
     def _at_rest(self) -> bool:
-        """Return whether every owner's state is usable without another worker's log."""
+        """Return whether the job can go on from every owner's state of every cell; see `usable`."""
         job = self.job
         assert job.state.plan is not None
         plan = expanded(job.state.plan)

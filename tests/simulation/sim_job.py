@@ -126,7 +126,7 @@ class Simulation:
             self._settle()
 
     def _nothing_happens(self) -> bool:
-        """Return whether the job hangs. It may be quiet for longer while all workers of the coordinator are dead."""
+        """Return whether the job hangs. It may be quiet longer while all workers known to the coordinator are dead."""
         quiet = self.clock.now - self.active_at
         if quiet <= PATIENCE_SECONDS:
             return False

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """A kind of scenario, and a flag of simulate.py, which `help` describes."""
+    """A kind of scenario. Its value is the name of its flag in simulate.py, whose help text is `help`."""
 
     help: str
 

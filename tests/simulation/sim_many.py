@@ -21,7 +21,7 @@ class RunResult:
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options of both simulators."""
+    """Return a parser with the options that both simulators have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int)
@@ -37,7 +37,7 @@ def seeds_of(arguments: argparse.Namespace) -> range:
 
 
 def spare_the_collector() -> None:
-    """Collect garbage seldom, and never in imported modules, since a worker collects whenever it drops its states."""
+    """Leave imported modules out of garbage collections, which each worker that drops states runs; run few others."""
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
 

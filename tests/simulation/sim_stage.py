@@ -280,7 +280,7 @@ class StandIn:
         return (torch.tensor([output]),)
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """Return the outputs of a rehearsal, which do not count."""
+        """Return made-up outputs of a rehearsal: a zero, or nothing in the last stage."""
         self.has_run = True
         return () if self.values.last else (torch.tensor([0]),)
 

@@ -35,8 +35,6 @@ class Writer(Protocol):
 
 @dataclass
 class SimStore:
-    """A simulated store of checkpoints."""
-
     clock: Clock
     oracle: Oracle
     rng: random.Random
@@ -93,7 +91,7 @@ class SimStore:
         writer.tell(protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None)))
 
     def read(self, checkpoint: CheckpointId, layers: Iterable[int]) -> dict[int, LayerState]:
-        """Return these layers' states in a checkpoint. Raises RestoreError if damaged or, by chance, unreadable."""
+        """Return layers' states. Raises RestoreError if damaged or, by chance, unreadable; Violation if uncommitted."""
         if checkpoint not in self.committed:
             raise Violation(f"{checkpoint} is read, which was never committed")
         if checkpoint in self.damaged:

@@ -93,7 +93,7 @@ class Surroundings(Protocol):
 
 
 class SimCopy:
-    """A copy of the values at its start, as on a GPU's stream, which is ready at a later time."""
+    """A copy of tensors as they are at its start. It is ready at the time `at`, like a copy on a GPU's stream."""
 
     def __init__(self, parts: Parts, clock: Clock, at: float) -> None:
         self._parts, self._clock, self._at = parts, clock, at
@@ -128,7 +128,7 @@ class Node:
     """A worker's process.
 
     slow: a factor on the time of layers, where the job says how long they take; speed: on the time of all other work.
-    late: seconds before it answers a report request. spent: seconds since its turn began, for this worker alone.
+    late: seconds before it answers a report request. spent: seconds of layers' work in this turn, which its clock adds.
     """
 
     def __init__(

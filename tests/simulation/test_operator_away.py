@@ -34,7 +34,7 @@ SOON = some([0.05])  # not slow: before the operator has done anything about the
 
 
 def job_of(seed: int, *, steps: int = 40, **changes: Any) -> ClusterScenario:
-    """Return a job of two stages that saves a checkpoint only on request; a step takes a few seconds."""
+    """Return a job of two stages without periodic checkpoints; a step takes a few seconds. changes: to the scenario."""
     made = scenario(seed)
     arithmetic = replace(made.arithmetic, stages=2, pipelines=1, steps=steps, sizes=(1,) * 6, groups=2)
     still = {"pools": (), "most": 1, "standby": 0, "disturbances": (), "slowdown": 60.0}
@@ -149,7 +149,7 @@ class OutOfMoney(Suspended):
 
 
 class SuspendedWhileTakenOver(Suspended):
-    """A scenario in which a job is suspended `kill_at` s after a new operator starts, when it may lack workers."""
+    """A scenario in which a job is suspended `kill_at` s after a new operator starts, maybe before workers join."""
 
     async def course(self) -> None:
         await self.stop_operator()

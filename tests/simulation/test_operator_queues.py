@@ -138,7 +138,7 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8)
 @pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_job_shrinks_for_a_more_important_one_and_grows_again(seed: int, killed: bool) -> None:
-    """The quota suffices for one and a half jobs. killed: the operator ends while pods are being preempted."""
+    """The quota suffices for one and a half jobs. killed: the operator restarts while pods are preempted."""
 
     class Shrinking(Queued):
         async def course(self) -> None:

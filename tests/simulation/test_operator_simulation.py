@@ -30,7 +30,7 @@ def simulate(*arguments: str, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def printed() -> list[str]:
     """Return the output of each of RUNS. One process makes all runs, since a start takes longer than a run; it gets the
-    hash seed for which it would otherwise restart itself.
+    hash seed 0, without which it would start itself anew.
     """
     text = simulate(*" --then ".join(RUNS).split(), PYTHONHASHSEED="0")
     _, *each = re.split(r"^\$ .*\n", text, flags=re.MULTILINE)
@@ -49,7 +49,7 @@ def check(printed: str, runs: int, times: int = 1) -> None:
 
 
 def test_the_operator_gets_over_whatever_befalls_a_job_while_it_chooses_the_grid(said: Mapping[str, str]) -> None:
-    """Here the coordinator chooses the grid; it is fixed in the next tests. `make simulate` tries hundreds of seeds."""
+    """Here the coordinator also chooses the number of stages. `make simulate` tries hundreds of seeds."""
     assert "DISTURBANCE" in said[GRIDS]
     assert " virtual seconds\n" in said[GRIDS]
     assert "PROBLEM" not in said[GRIDS]

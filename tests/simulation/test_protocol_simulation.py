@@ -208,7 +208,7 @@ HARMLESS_IN_TIME = (
 
 @pytest.mark.parametrize("seed", each(1, 30))
 def test_protection_comes_back_while_training_goes_on(seed: int) -> None:
-    """Faults strike early in a long job, whose steps take more or less time than a frame's round trip."""
+    """Faults strike early in a long job, whose steps may be shorter or longer than a frame's round trip."""
     job = Simulation(long_run(scenario(20_000 + seed)))
     verdict = job.run()
     assert (verdict.kind, verdict.problem) == ("Complete", None)

@@ -77,7 +77,7 @@ class Killed(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The start or, if `after` is set, the end of an instruction. A job's `faults` kill the first worker there."""
+    """The start or, with `after`, the end of an instruction. A job's `faults` kill the first worker that gets there."""
 
     name: str
     cell: Cell
@@ -220,7 +220,7 @@ class Job:
     decide: called before every turn; may kill workers or give them notice. capacity: the most workers alive at once;
     further requests wait. store: the checkpoint store; None: a new one. devices: names; they take the stages by turns.
     copies: makes a worker's host copies on the CPU. per_worker: devices of a worker, each with a part of its stage;
-    None: the manifest's. layer_seconds: reported per layer; None: measured. task: replaces a user's (not Bamboo's) one.
+    None: the manifest's. layer_seconds: reported per layer; None: measured. task: replaces that of a user's entrypoint.
     """
 
     def __init__(
@@ -494,7 +494,7 @@ def check_same_bits(first: Job, *others: Job) -> None:
 def one_of_each_kind(
     executed: Iterable[Fault], kind: Callable[[Fault], object] = lambda fault: fault.name
 ) -> set[Fault]:
-    """Return one executed instruction of each kind, for different kinds at different points of the run."""
+    """Return one executed instruction of each kind, not always the first. kind: returns the kind of an instruction."""
     by_kind: dict[object, list[Fault]] = {}
     for fault in dict.fromkeys(executed):
         by_kind.setdefault(kind(fault), []).append(fault)

@@ -72,7 +72,7 @@ class Killed(BaseException):
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """An in-memory file system. faults: by the operation's number (from 0), or a function of its number and name."""
+    """An in-memory file system. faults: names by operation number (from 0), or a function of number and operation."""
 
     cachable = False
 
@@ -81,7 +81,7 @@ class FaultyFileSystem(MemoryFileSystem):
         self.store, self.pseudo_dirs = {}, [""]
         self.faults = faults or {}
         self.operations: list[str] = []
-        self.answer = threading.Event()  # what hangs goes on with it
+        self.answer = threading.Event()  # ends the wait of operations that hang
 
     def _fault(self, operation: str) -> str | None:
         number = len(self.operations)

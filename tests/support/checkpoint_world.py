@@ -1,4 +1,4 @@
-"""Builders and steps for tests in which the coordinator of a `World` takes, restores and copies checkpoints."""
+"""Builders and actions for tests of checkpoints with the coordinator of a `World`: saving, restoring and copies."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ LAYERS = 8  # of the world's task
 ORIGIN = 1  # of a job that has not gone back to a checkpoint
 
 
-FIRST = first_number("", 0.0) + 1  # of the world's wishes
+FIRST = first_number("", 0.0) + 1  # the number of a world's first `TakeCheckpoint`
 
 
 STARTS = {"a": CheckpointId(step=6, id="a"), "b": CheckpointId(step=3, id="b")}

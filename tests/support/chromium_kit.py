@@ -165,7 +165,7 @@ class Tab:
         return str(await self.value(f"document.querySelector({selector!r}).innerText"))
 
     async def tree(self) -> list[tuple[str, str]]:
-        """Return (role, name) of each node of the accessibility tree, as a screen reader reads them."""
+        """Return (role, name) of each node in the accessibility tree, without those that screen readers ignore."""
         nodes = (await self.call("Accessibility.getFullAXTree"))["nodes"]
         return [
             (node.get("role", {}).get("value", ""), str(node.get("name", {}).get("value", "")))

@@ -1,8 +1,8 @@
 """pytest plugin with a Kubernetes cluster: put pytest_plugins = ["cluster_kit"] into a test module.
 
-Without KUBECONFIG in the environment the test cluster is started once for all tests, and stopped after the last of
-them, since an idle API server takes processor time, too. With KUBECONFIG that cluster is used; tests that need more
-than a real cluster offers are skipped.
+Without KUBECONFIG in the environment the plugin starts one test cluster for all tests, and stops it after the last of
+them, since an idle API server takes processor time, too. With KUBECONFIG tests use that cluster; tests that need more
+than a real cluster offers must skip themselves.
 """
 
 import os
@@ -50,7 +50,7 @@ def _stop(config: pytest.Config) -> None:
 
 
 def _build(config: pytest.Config) -> None:
-    """Build Kubernetes once. If that fails, the cluster's fixture reports the error."""
+    """Build Kubernetes once, unless KUBECONFIG is set. If that fails, the fixture `cluster` skips or fails tests."""
     if BUILT in config.stash or os.environ.get("KUBECONFIG"):
         return
     config.stash[BUILT] = True

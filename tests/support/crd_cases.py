@@ -68,7 +68,7 @@ def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
-CHOSEN: dict[str, Any] = {"topology": {}, "elastic": {"maxWorkers": 8}}  # what says least
+CHOSEN: dict[str, Any] = {"topology": {}, "elastic": {"maxWorkers": 8}}  # the coordinator chooses the grid
 FIXED: dict[str, Any] = {"topology.pipelines": 2, "elastic": ABSENT}
 EPOCHS: dict[str, Any] = {"training.steps": ABSENT, "training.epochs": 2}
 RULES: list[tuple[dict[str, Any], str]] = [
@@ -301,7 +301,7 @@ def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], m
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
-    """Limit `devices` above 1 by the layers of a split's smallest stage, and requested NVIDIA GPUs too, in place."""
+    """Limit `devices` above 1 by the layers of a split's smallest stage; set requested NVIDIA GPUs to it. In place."""
     if worker.get("devices") in (None, 1):
         return
     fewest = min(topology.get("split") or (worker["devices"],))

@@ -73,7 +73,7 @@ def at(path: str) -> Mapping[str, Any]:
 
 
 _HEAD = (f"{CRD['spec']['group']}/{VERSION['name']}", CRD["spec"]["names"]["kind"])
-_KNOWN: dict[str, tuple[dict[str, Any], list[str]]] = {}  # by a document's text what `_stored` returns of it
+_KNOWN: dict[str, tuple[dict[str, Any], list[str]]] = {}  # results of `_stored`, by the document's text
 
 
 def defaulted(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def defaulted(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusals(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
-    """Return why a server refuses to create the document, or to replace the document `old` by it."""
+    """Return a server's reasons not to create the document, or not to replace the document `old` by it; [] if none."""
     new, wrong = _stored(document)
     if (new.get("apiVersion"), new.get("kind")) != _HEAD:
         return [f"expected {_HEAD}"]
@@ -162,7 +162,7 @@ def _is_integer(_: Any, value: Any) -> bool:
 
 
 def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[ValidationError]:
-    """Check a pattern as RE2 reads it: $ is the very end. Another test checks that each pattern is ^...$."""
+    """Check a text against a pattern, which must be ^...$; as in RE2, the $ is the very end of the text."""
     if isinstance(value, str) and not re.fullmatch(pattern[1:-1], value, re.ASCII):
         yield ValidationError(f"{value!r} does not match {pattern}")
 

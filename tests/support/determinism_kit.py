@@ -1,4 +1,4 @@
-"""Tasks that are repeatable, and tasks that are not."""
+"""A small task around a given layer, and a layer that changes its own state, for tests of repeatability."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from stage_kit import small_task
 
 
 def between(layer) -> object:
-    """Return a small task with this layer between two linear ones."""
+    """Return a small task with the layer that `layer()` makes between two linear ones."""
     return small_task(layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
 
 

@@ -61,7 +61,7 @@ def state_of(layers: list[nn.Module]) -> dict[str, Tensor]:
 
 
 def load_state(layers: list[nn.Module], state: Mapping[str, Tensor]) -> None:
-    """Load a job's weights into the layers, and set them to eval mode."""
+    """Load a job's weights, by names such as "layers.0.bias", into the layers, and set the layers to eval mode."""
     for number, layer in enumerate(layers):
         prefix = f"layers.{number}."
         layer.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})

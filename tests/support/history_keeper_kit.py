@@ -1,4 +1,4 @@
-"""Workers' history keepers without threads: the test itself calls `turn`, which writes."""
+"""Simulated workers' history keepers without threads, which write only in `HistoryWorker.turn` and at their close."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def plan(epoch: int, origin: int = 1, moved: bool = False, first: int = 0) -> Pl
 
 
 class Job:
-    """The workers of one job, of which one is the root."""
+    """The history keepers of one job's workers. `lead` makes one worker the root."""
 
     def __init__(self, folder: Path) -> None:
         self.url, self.told, self.step, self.origin, self.first = str(folder), [], 0, 1, 0
@@ -46,7 +46,7 @@ class Job:
         return self.workers[name].keeper
 
     def tell_newcomer(self, name: str, *, unwritten: bool = True) -> None:
-        """Tell a new worker the newest commits and, if `unwritten`, the commits that the root has not written yet."""
+        """Give a new worker a plan, the last two commits and, if `unwritten`, all that the root has not written yet."""
         self.keeper(name).take_role(plan(self.origin, self.origin, first=self.first), False)
         if unwritten:
             self._tell(self.root, name)
@@ -78,7 +78,7 @@ class Job:
             self.keeper(other).heard(commits)
 
     def train(self, steps: int, *, losing: tuple[str, ...] = (), **commit: Any) -> None:
-        """Commit steps. losing: workers that miss the commits. commit: further fields of the commits."""
+        """Commit steps. losing: workers that miss the commits. commit: fields that replace or extend the usual ones."""
         for _ in range(steps):
             mark = self.keeper(self.root).mark(0.5, 0.1)
             usual = {"norm": 1.0, "loss": 1.0 / (self.step + 1), "microbatches": 2, "generation": 0, "epoch": 1}
@@ -119,5 +119,5 @@ class Job:
 
 
 def first(count: int, attempt: int = 1, since: int = 0) -> list[tuple[int, int]]:
-    """Return (attempt, step) for the steps since + 1 to count, as `Job.raw` does."""
+    """Return a list like that of `Job.raw`: (attempt, step) for each step from since + 1 to count."""
     return [(attempt, step) for step in range(since + 1, count + 1)]

@@ -1,6 +1,6 @@
 """The container images, built for tests by buildah from Debian's packages and downloaded wheels, and run by podman.
 
-All of it is kept outside the checkout, in an image store of its own.
+Images and wheels are kept in the tests' cache folder, apart from the machine's own images.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class Unavailable(Exception):
 
 
 def require() -> None:
-    """Check that images can be built here. Raises Unavailable."""
+    """Raise Unavailable unless this process runs as root on Linux and all TOOLS are installed."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("images are built and run by root on Linux")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
@@ -82,7 +82,7 @@ class Store:
         ]
 
     def run(self, image: str, *command: str, entrypoint: str | None = None, tmp: bool = True) -> str:
-        """Run a container with a worker's limits, and return its standard output. Raises AssertionError if it fails."""
+        """Run a container that is `confined`, and return its standard output. Raises AssertionError if it fails."""
         options = [] if entrypoint is None else ["--entrypoint", entrypoint]
         return call(self.podman("run", "--rm", *confined(tmp), *options, image, *command), RUN_SECONDS)
 
@@ -96,7 +96,7 @@ class Store:
 
 
 def confined(tmp: bool = True) -> list[str]:
-    """Return podman's options for the limits that the operator sets on a worker. tmp: whether /tmp can be written."""
+    """Return podman's options for a container confined like a worker's, on the host's network. tmp: mount a /tmp."""
     return [
         "--read-only",
         "--read-only-tmpfs=false",
@@ -117,7 +117,7 @@ def confined(tmp: bool = True) -> list[str]:
 
 
 def call(command: Sequence[str], seconds: float) -> str:
-    """Run a command and return its standard output. Raises AssertionError with the end of its output if it fails."""
+    """Run a command, return its standard output. Raises AssertionError if it fails, TimeoutExpired after `seconds`."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     said = "\n".join((done.stdout + done.stderr).splitlines()[-40:])
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{said}"
@@ -126,18 +126,18 @@ def call(command: Sequence[str], seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The names of the built images, their store, and the wheels in them."""
+    """The names of the built images, their store, and the folder of wheels for their builds."""
 
     store: Store
     # base, operator, trainer: their names
     base: str
-    wheels: Path  # the folder that they were made from
+    wheels: Path
     operator: str
     trainer: str
 
 
 def archived(built: Images, folder: Path) -> list[Path]:
-    """Save the operator's and the trainer's image as archives, which a node imports."""
+    """Save the operator's and the trainer's images as archives for a node to import, and return the archives' paths."""
     archives = {name: folder / f"{index}.tar" for index, name in enumerate((built.operator, built.trainer))}
     for name, archive in archives.items():
         call(
@@ -147,7 +147,7 @@ def archived(built: Images, folder: Path) -> list[Path]:
 
 
 def images() -> Images:
-    """Build the base, operator and trainer image, with cached layers, and return their names. Raises Unavailable."""
+    """Build the base, operator and trainer images, with cached layers. Raises Unavailable or AssertionError."""
     require()
     store = Store(cache_folder() / "images")
     store.folder.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ def images() -> Images:
 
 
 def _base(store: Store) -> str:
-    """Return the name of an image of Debian, Python and pip, built once, to replace the Dockerfile's PYTHON_IMAGE."""
+    """Return the name of the Dockerfile's PYTHON_IMAGE for tests: Debian and Python, built once. Raises Unavailable."""
     recipe = repr((SUITE, BASE_PACKAGES, UNNEEDED))
     tag = f"localhost/bamboo-base:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if store.has(tag):
@@ -186,7 +186,7 @@ def _base(store: Store) -> str:
 
 
 def _wheels(store: Store) -> Path:
-    """Return a folder with the wheels of all dependencies, downloaded anew when they change. Builds need no network."""
+    """Return a folder with the wheels of all dependencies, downloaded again if constraints or pyproject.toml change."""
     folder = store.folder
     parts = ("core", "client", "operator", "trainer")
     recipes = [ROOT / "constraints.txt", *(ROOT / part / "pyproject.toml" for part in parts)]

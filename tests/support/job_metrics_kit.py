@@ -44,7 +44,7 @@ def exposed(page: MetricsPage) -> str:
 
 
 def values(page: MetricsPage, metric: Metric) -> dict[tuple[str, ...], float]:
-    """Return a metric's values by its labels other than namespace and job; for a histogram, its counts."""
+    """Return a metric's values by the values of its labels, without namespace and job; for a histogram, its counts."""
     name = f"{metric.name}_count" if metric.kind is MetricKind.HISTOGRAM else metric.name
     own = [label for label in metric.labels if label not in ("namespace", "job")]
     samples = [sample for family in page.families() for sample in family.samples if sample.name == name]

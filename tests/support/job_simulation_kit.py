@@ -76,9 +76,8 @@ def plan_of(job: JobSpec, layers: int) -> Plan:
 
 
 def job(stages: int = 3, pipelines: int | None = 1, devices: int = 1, **more: Any) -> JobRun:
-    """Return a job with a layer of 10 ms forward and 20 ms backward per device. A step takes 0.24 s by default.
-
-    pipelines: None if the coordinator chooses.
+    """Return a job with one layer, 10 ms forward and 20 ms backward, for each device of a pipeline. By default a step
+    takes 0.247 s. pipelines: None if the coordinator chooses.
     """
     document = manifest(stages, pipelines, 6, worker={"devices": devices}, **more)
     model = profile(stages * devices, NETWORK, forward=0.01, backward=0.02)

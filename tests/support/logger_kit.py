@@ -29,7 +29,7 @@ def evaluated(number: int, **metrics) -> EvaluationRecord:
 
 
 class Kept:
-    """A logger that records its calls. mood: "fails", "hangs", "closes badly", or "" for a sound one."""
+    """A logger that keeps records. mood: "fails", "hangs" (until `go_on`), "closes badly"; "" for a sound one."""
 
     def __init__(self) -> None:
         self.given: list[Record] = []
@@ -54,7 +54,7 @@ class Kept:
 
 
 class Store:
-    """A history in a folder. `followers` makes its followers; `add` writes records, and wakes them."""
+    """A history in a folder. `followers` makes a keeper with followers; `add` writes records and wakes followers."""
 
     def __init__(self, folder: Path) -> None:
         self.url, self.told, self.records = str(folder / "h"), [], []
@@ -92,7 +92,7 @@ class Followed(HistoryKeeper):
 
 
 def named(*loggers, **more):
-    """Return the loggers of a small task with these entries in its manifest. more: fields of the task."""
+    """Return the loggers of a small task. loggers: the manifest's `training.loggers`. more: fields of the task."""
     document = bamboojob(
         task={"entrypoint": "m:build"}, training=training(1, 2, 1, loggers=list(loggers)), topology={"stages": 1}
     )

@@ -10,7 +10,7 @@ from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.names import GROUP, KIND, VERSION
 from folders import ROOT
 
-TEXT = str(ROOT / "LICENSE")  # that small language models learn
+TEXT = str(ROOT / "LICENSE")  # the text that small language models learn
 
 MINIMAL = """\
 apiVersion: bamboo.dev/v1alpha1
@@ -59,7 +59,7 @@ status: {step: 3}
 
 
 def bamboojob(name: str = "test", *, namespace: str | None = None, **spec: Any) -> dict[str, Any]:
-    """Return a BambooJob's document. spec: its fields, as in a manifest."""
+    """Return a BambooJob's document. spec: the fields of its `spec`."""
     metadata = {"name": name} if namespace is None else {"name": name, "namespace": namespace}
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": spec}
 

@@ -55,7 +55,7 @@ def digest_of_undisturbed(document: Json) -> str:
 
 
 def undisturbed(document: Json) -> TrainingJob:
-    """Train the job in this process on one worker, which gives the same bits as any grid."""
+    """Train the job on one worker in this process, and return the ended job; any grid gives the same bits."""
     spec = document["spec"]
     alone = bamboojob("alone", task=spec["task"], training=spec["training"], topology={"stages": 1})
     return TrainingJob(alone).run()
@@ -70,12 +70,12 @@ def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, 
 
 
 def endless(document: Json) -> Json:
-    """Make the job endless, with few steps a second: at full speed it would slow down what the test waits for.
+    """Return the job with ENDLESS steps, few of them a second: at full speed it would slow down what a test waits for.
 
     Its workers must run on this machine, since they import this checkout's modules.
     """
     document["spec"]["training"]["steps"] = ENDLESS
-    document = paced.slowed(document, Path(TEXT))  # which stays
+    document = paced.slowed(document, Path(TEXT))  # this file always exists, so the job stays slow
     document["spec"]["worker"]["template"]["spec"]["containers"] = [dict(PACED)]
     return document
 

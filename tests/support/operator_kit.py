@@ -69,7 +69,7 @@ def pod(
     init: Mapping[str, Any] | None = None,
     **status: Any,
 ) -> dict[str, Any]:
-    """Return a worker's pod. target: reason of `condition`. ended, init: `terminated` of trainer and init container."""
+    """Return a worker's pod. target: why `condition` holds. ended, init: how trainer and init container terminated."""
     metadata: dict[str, Any] = {"name": "tiny-w3"}
     if deleted:
         metadata |= {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace}
@@ -114,7 +114,7 @@ def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
 
 
 def takeover(**facts: Any) -> Takeover:
-    """Return a takeover of 100 ms without notice, of stage 1 of the job "tiny"."""
+    """Return a takeover; by default, of stage 1 of the job "tiny", in 100 ms and without notice."""
     usual: dict[str, Any] = {
         "epoch": 2,
         "victim": "tiny-w1",
@@ -147,7 +147,7 @@ def checkpoints(
     repeated_seconds: float = 0.0,
     **values: Any,
 ) -> CheckpointSummary:
-    """Return a coordinator's summary of its checkpoints. step, age: of the newest one; age in seconds."""
+    """Return a summary of a job's checkpoints. step, age (seconds): of the newest one. restores: after a lost stage."""
     counts = CheckpointCounts(
         restores={RestoreCause.STAGE_LOST: restores}, repeated=repeated, repeated_seconds=repeated_seconds
     )
@@ -167,7 +167,7 @@ def pod_validator(version: str) -> Any:
 
 
 def check_pod(rendered: Mapping[str, Any], version: str = "1.37") -> None:
-    """Validate a pod. Raises jsonschema's ValidationError."""
+    """Validate a pod. Raises jsonschema's ValidationError if it is invalid or has unknown fields."""
     pod_validator(version).validate(rendered)
 
 

@@ -26,13 +26,13 @@ ROOT = Path(__file__).parents[2]
 SYSTEM = "bamboo-system"
 LEASE = "bamboo-operator"
 STOP_SECONDS = 60
-PATIENCE = 300.0  # with a job, though the machine is slow
+PATIENCE = 300.0  # for a job on a slow machine
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
 JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
 
 def install(cluster: Cluster) -> None:
-    """Create the CRD (without rules on a server too old for them), the operator's namespace and rights, if missing."""
+    """Create the CRD (without rules on an old server), operator namespace and rights if missing; wait for the CRD."""
     crd = yaml.safe_load((ROOT / "crds" / "bamboojob.yaml").read_text())
     if cluster.minor < OLDEST_SUPPORTED:
         strip_rules(crd)
@@ -56,8 +56,8 @@ def install(cluster: Cluster) -> None:
 
 
 def allow_lease(cluster: Cluster, namespace: str) -> None:
-    """Give the operator its rights on Leases in a namespace. Each test uses its own namespace, so that the operators of
-    two tests do not exclude each other.
+    """Give the operator the rights of its Role (on Leases and pods) in a namespace. Each test uses its own namespace,
+    so that the operators of two tests do not exclude each other.
     """
     for manifest in yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text()):
         if manifest["kind"] in ("Role", "RoleBinding"):
@@ -159,7 +159,7 @@ class Job:
         api.request("POST", JOBS.format(namespace), manifest)
 
     def wait(self, condition: Callable[[Json], Any], seconds: float = PATIENCE) -> Json:
-        """Wait until the condition holds for the status, and return it. Each status on the way is validated."""
+        """Wait until the condition holds for the job's status, and return that status. Validate each status seen."""
         found = self.api.wait(self.path, lambda job: job.get("status") and condition(_valid(job["status"])), seconds)
         status: Json = found["status"]
         return status
@@ -217,7 +217,7 @@ class Job:
 
 
 def _valid(status: Json) -> Json:
-    """Check the status by the CRD's schema, and return it."""
+    """Validate the status against the CRD's schema, and return the status."""
     wrong = [
         f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in STATUS_VALIDATOR.iter_errors(status)
     ]

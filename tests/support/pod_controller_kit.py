@@ -51,7 +51,7 @@ BEGINNING = 10_000.0  # the time at which a test begins, in seconds
 
 
 class Place:
-    """A fake API server with a quota of pods (`room`), and its watch. Pods get nodes and states only from the test."""
+    """A fake API server with a quota of pods (`room`), and its watch. Only the test gives pods nodes and runs them."""
 
     def __init__(self) -> None:
         self.cluster, self.room, self.made = ClusterIndices(), 100, 0
@@ -72,7 +72,7 @@ class Place:
         self.no_events = False  # whether the operator lacks the right to list events
         self.kueue = False  # whether pods are created through Kueue's webhook
         self.holders = QuotaHolders()
-        self.passed = 0.0  # seconds for coordinators, beside those of the test
+        self.passed = 0.0  # seconds added to the coordinators' clock
 
     @property
     def pods(self) -> dict[str, dict[str, Any]]:
@@ -119,7 +119,7 @@ class Place:
         pod_event(self.cluster, "DELETED", self.pods.pop(name))
 
     def open_gate(self, name: str) -> None:
-        """Remove the pod's scheduling gates. Its condition SchedulingGated stays until the scheduler looks at it."""
+        """Remove the pod's scheduling gates; its status keeps the reason SchedulingGated until the test changes it."""
         del self.pods[name]["spec"]["schedulingGates"]
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
@@ -135,7 +135,7 @@ class Place:
         return True
 
     def mark(self, name: str, seconds: float = 30.0) -> None:
-        """Mark the pod as being deleted, with an end in `seconds`."""
+        """Mark the pod as being deleted, with a grace period that ends in `seconds`."""
         end = datetime.now(UTC) + timedelta(seconds=seconds)
         self.pods[name]["metadata"] |= {"deletionTimestamp": end.isoformat(), "deletionGracePeriodSeconds": 30}
         pod_event(self.cluster, "MODIFIED", self.pods[name])
@@ -187,11 +187,11 @@ class Place:
         self.budgets.append(None)
 
     def about(self) -> set[str]:
-        """Return the names of the pods that the newest disruption budget selects."""
+        """Return the names of the pods that the last applied disruption budget selects, even if it has been deleted."""
         return {name for name, pod in self.pods.items() if self.budget and is_about(self.budget, pod)}
 
     def allowed(self) -> int:
-        """Return the number of pods that may be evicted now."""
+        """Return the number of pods that may be evicted now under the last applied disruption budget."""
         assert self.budget is not None
         return disruptions_allowed(self.budget, self.pods.values())
 
@@ -200,7 +200,7 @@ class Place:
 
 
 class Job:
-    """A job's coordinator and pod controller. now: the controller's time, in seconds, which `ticks` advances."""
+    """A job's coordinator and pod controller. now: the controller's time in seconds, which the test advances."""
 
     def __init__(
         self,
@@ -228,14 +228,14 @@ class Job:
         )
 
     async def reconciles(self, seconds: float = 0.0, count: int = 4) -> None:
-        """Advance the time, then reconcile `count` times, ignoring errors of the API server."""
+        """Advance the controller's time, then reconcile `count` times, ignoring errors of the API server."""
         self.now += seconds
         for _ in range(count):
             with contextlib.suppress(ApiError, ClusterUnreachable):
                 await self.controller.reconcile()
 
     async def ticks(self, seconds: float) -> None:
-        """Advance the time by `seconds`, and wait until the coordinator has noticed."""
+        """Advance the controller's and the coordinator's time, and let the coordinator tick."""
         self.now += seconds
         self.place.passed += seconds
         await asyncio.sleep(2 * TICK_SECONDS)
@@ -247,7 +247,7 @@ class Job:
             self.runner.handle(Received(worker, message))
 
     def train(self) -> None:
-        """Let all workers with a pod join, so that the coordinator makes its first plan."""
+        """Let all workers with a pod join and one report a profile, so that the coordinator makes its first plan."""
         for worker in sorted(self.place.pods):
             self.hear(worker, WorkerReady())
         self.runner.handle(Received(self.runner.state.layers.asked or "", Profile(costs=(1.0,) * 4)))
@@ -294,7 +294,7 @@ class Job:
         return [emit.reason for emit in self.runner.events]
 
     def plan_record(self) -> str | None:
-        """Return the plan record that the status would get."""
+        """Return the plan record that the job's status would get; None if there is none to write."""
         return self.runner.plan_record(self.pods.deleted())
 
     def problems(self) -> dict[str, str]:

@@ -65,7 +65,7 @@ EVERYWHERE = (
         },
     ),
 )
-# Ends that need limits and probes, which a process kubelet has not
+# Ends that need limits and probes, which a kubelet that runs processes does not support
 ON_REAL_NODES = (
     PodEnd(
         name="greedy",

@@ -1,7 +1,7 @@
 """Devices with queues in virtual time: one queue computes, one copies to the device, two copy from it.
 
-Work on a queue begins when the queue is free and its inputs exist, and takes a while. The host, which all devices of a
-worker share, goes on unless it waits.
+Work begins when its queue is free and its inputs exist. The host, which all devices of a worker share, goes on
+meanwhile, unless it waits for a copy or for the computing queue.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from training_job import Fault, Job, Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The seconds of a device's work."""
+    """The seconds that a stage's forward, a stage's backward and a copy take on a device."""
 
     forward: float
     backward: float

@@ -29,7 +29,7 @@ from bamboo_trainer.training import TrainingConfig, loss_unit
 
 
 def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
-    """Return the mean loss of each step, and the final state by "layers.<layer>.<name>".
+    """Train until `steps` or a decision to stop; return each step's mean loss and the state by "layers.<layer>.<name>".
 
     The task's decisions get losses and gradient norms, but neither metrics nor evaluations.
     """

@@ -52,14 +52,14 @@ class Fake:
 
 
 def type_in(folder: Path, fake: Fake, *arguments: str) -> tuple[int, str, str, list[Asked]]:
-    """Run `bamboo ...`, with FILE for a manifest's path; return exit code, stdout, stderr and requests."""
+    """Run `bamboo` with these arguments, FILE as MANIFEST's path; return exit code, stdout, stderr, requests."""
     with server(fake) as (url, asked):
         path = kubeconfig(folder / "config", url, {"token": "t"})
         manifest = folder / "job.yaml"
         manifest.write_text(MANIFEST)
         words = [str(manifest) if word == "FILE" else word for word in arguments]
         if words[0] in ("submit", "run") and "--load" not in words:
-            words.append("--no-load")  # it takes seconds; tests/client/test_task_check.py has it
+            words.append("--no-load")  # it takes seconds; tests/client/test_task_check.py tests it
         done = CliRunner().invoke(app, [*words, "--kubeconfig", str(path)])
     assert "Traceback" not in done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception

@@ -157,7 +157,7 @@ def refusal(status: int, reason: str, message: str) -> tuple[int, Json]:
 
 @contextmanager
 def server(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
-    """Serve what `answer` returns for each request (status, body); yield the URL and the list of requests."""
+    """Serve the (status, body) that `answer` returns for a request; yield the URL and the list of requests."""
     asked: list[Asked] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -180,7 +180,7 @@ def server(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
-        request_queue_size = 128  # of 5 the sixth caller at once waits for seconds until it tries again
+        request_queue_size = 128  # with the default, 5, a sixth caller at once retries only after seconds
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Ignore errors of callers that hang up: tests do so on purpose."""

@@ -57,7 +57,7 @@ def after_loss(plan: Plan, dead: set[str]) -> Any:
 
 
 def adjacent_heirs_differ(plan: Plan, after: Plan) -> bool:
-    """Return whether adjacent stages that were lost at once have different new owners."""
+    """Return whether any adjacent stages of a pipeline that were lost at once have different new owners."""
     lost = [c for c in plan.cells() if after.at(c).owner != plan.at(c).owner]
     return any(len({after.at(c).owner for c in run}) > 1 for run in lost_runs(plan, lost))
 

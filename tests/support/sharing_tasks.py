@@ -49,7 +49,7 @@ def made_before() -> Layers:
 
 
 def cached() -> Layers:
-    """Return layers that share cached modules, made by the layer that is built first."""
+    """Return layers that share cached modules; the first layer that needs a module makes it."""
 
     @functools.cache
     def embedding() -> nn.Embedding:

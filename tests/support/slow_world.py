@@ -14,7 +14,7 @@ FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer
 
 
 class Slowed(World):
-    """Workers that report times. slowness: factors by worker. work: factors by layer; all are 1 by default.
+    """Workers that report times. slowness: factors by worker; work: by layer; 1 by default. headroom: by worker.
 
     shadows: owners and replicas report times of each layer; else only owners report, and only whole stages. Unless
     `chooses` is given, the job allows only this grid, and the coordinator does not wait for more workers.

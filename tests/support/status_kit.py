@@ -39,5 +39,5 @@ def holding(status):
 
 
 def seen(status=None, previous=None, **more):
-    """Return what the operator writes for the coordinator's `status`. previous: the status in the API so far."""
+    """Return the API status that the operator writes for the coordinator's `status`. previous: the one before."""
     return written(job_status(status, read_status(previous), facts(**more)))

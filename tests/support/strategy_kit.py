@@ -29,7 +29,7 @@ FREE = 1e15  # a network that takes no time
 def profile(
     layers: int = 4, *, state: int = 0, flow: float = FREE, memory: int = 1000, activations: int = 0
 ) -> ModelProfile:
-    """Return a profile whose layers take a second each per microbatch; by default network and storage take no time."""
+    """Return a profile whose layers take a second each per sample; by default network and storage take no time."""
     layer = Layer(
         forward=0.25, backward=0.75, parameters=state, optimizer=0, gradients=0, boundary=0, activations=activations
     )

@@ -8,7 +8,7 @@ WORDS, LENGTH = 64, 16
 
 
 class Block(nn.Module):
-    """A transformer block, [samples, length, dim] to the same shape, with a complex rotary table of its own."""
+    """A transformer block, [samples, LENGTH, dim] to the same shape, with a complex rotary table of its own."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()

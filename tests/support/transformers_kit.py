@@ -80,7 +80,7 @@ def refused(config: dict[str, Any]) -> str:
 
 
 def pair_of(config: dict[str, Any]) -> tuple[Task, list[nn.Module], Any]:
-    """Return the task, its layers, and the unsplit model of transformers with their values, in eval mode."""
+    """Return the task, its layers, and transformers' unsplit model with the layers' values, in eval mode."""
     task = huggingface.build(config)
     layers, model = layers_of(task), huggingface.NamedModel.read(config).make()
     assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
@@ -90,7 +90,7 @@ def pair_of(config: dict[str, Any]) -> tuple[Task, list[nn.Module], Any]:
 
 
 def check_as_transformers(config: dict[str, Any]) -> None:
-    """Check that logits equal those of transformers, and that loss and gradients are close to theirs."""
+    """Check that the task's unmasked logits equal those of transformers, and that loss and gradients are close."""
     task, layers, model = pair_of(config)
     inputs, (labels,) = task.dataset.batch([1, 5, 7])
     mask = inputs[1] if len(inputs) > 1 else None

@@ -24,8 +24,8 @@ SECONDS = 60.0  # that a test waits for something
 
 @dataclass
 class Inbox:
-    """A list of received events. `wait` returns once it holds enough events of a type. then: called with each added
-    event.
+    """A list of received events. `wait` returns the events of a type once the list holds enough of them. then: called
+    with each added event.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -123,7 +123,7 @@ def accepted(end: TcpTransport) -> list[socket.socket]:
 
 
 class Net:
-    """The TCP transports of a test. At the end of the block all are closed, and no thread or socket may remain."""
+    """The TCP transports of a test. The end of its `with` block closes all; no thread or new socket may remain."""
 
     def __init__(self) -> None:
         self.ends: list[TcpTransport] = []
@@ -153,7 +153,7 @@ class Net:
 
 
 def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
-    """Return whether the other side closes without an answer, perhaps while it receives. last: bytes to send first."""
+    """Return whether the other side closes or resets the link within 8 s, unanswered. last: bytes to send first."""
     sock.settimeout(8)
     try:
         if last:

@@ -1,8 +1,8 @@
 """Warm processes: launchers, pods and other processes of jobs that are forked with torch already imported.
 
-An import takes longer than a small job trains, and tests start hundreds of them. A local job starts them as usual, with
-pipes, group and signals; the started process stands in for one that is forked from a process with all imports. A test
-that kills or freezes launchers, or reads their environment, uses `cold_processes`.
+The imports take longer than a small job trains, and tests start hundreds of processes. A local job starts its processes
+as usual, with pipes, group and signals; each stands in for one that is forked from a process with all imports. A test
+that kills or freezes launchers, or reads their environment, must use `cold_processes`.
 """
 
 import json
@@ -32,7 +32,7 @@ def start_forker(place: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes
 
 
 class WarmProcesses:
-    """The process from which warm ones are forked. Until close(), launchers that this process starts are warm."""
+    """The forker of warm processes. Until close(), launchers that inherit `os.environ` are warm."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bamboo-warm-"))

@@ -83,8 +83,8 @@ def largest(outputs: Parts, targets: Parts) -> float:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return the task. config: weighted: whether the loss is a sum; checkpointed: numbers of layers; none: no token is
-    valid.
+    """Return the task. config: weighted (default true): the loss is a sum with its weight, else a mean; checkpointed:
+    the layers whose activations are recomputed; none: no token is valid.
     """
     tokens = torch.arange(SAMPLES * TOKENS).reshape(SAMPLES, TOKENS).square() // 3 % KINDS
     lengths = torch.arange(SAMPLES)[:, None] * 7 % (TOKENS + 1)  # of some samples nothing is valid

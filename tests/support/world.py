@@ -33,7 +33,7 @@ from manifest_kit import bamboojob, training
 
 
 def held(plan: Plan, worker: str, cut: CheckpointId) -> protocol.StateHeld:
-    """Return a worker's report on a checkpoint cut: it has copies of all layers of its stages."""
+    """Return a worker's report that it holds copies of a cut: all layers of the stages that it owns or replicates."""
     stages = [plan.stages[cell.stage] for cell in plan.cells() if worker in plan.at(cell).holders]
     layers = sorted({layer for ends in stages for layer in range(*ends)})
     return protocol.StateHeld(checkpoint=cut, layers=tuple(layers))
@@ -49,8 +49,8 @@ def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
 class World:
     """Simulated workers around the real coordinator. Their answers wait in `pending` until the test delivers them.
 
-    chooses: which of "stages" and "pipelines" the manifest leaves to the coordinator; then elastic: fields of
-    `spec.elastic`, in addition to `maxWorkers` (stages * pipelines) and `stabilizationSeconds` (0).
+    chooses: which of "stages" and "pipelines" the manifest leaves to the coordinator. elastic (only with `chooses`):
+    fields of `spec.elastic` that add to or replace `maxWorkers` (stages * pipelines) and `stabilizationSeconds` (0).
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class World:
         document["spec"]["redundancy"] = redundancy or {}
         self.profile = profile or protocol.Profile(costs=(1.0,) * 8)
         self.platforms = platforms or {}  # of workers by name
-        self.per_node = per_node  # workers, in the order in which they come
+        self.per_node = per_node  # how many workers share a node; workers fill one node after another
         self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # the answer to a search
-        self.sent: list[tuple[str, Any]] = []  # of checkpoints and weights, to whom
+        self.sent: list[tuple[str, Any]] = []  # messages about checkpoints, each with the worker that gets it
         self.stops: list[protocol.Stop] = []
         self.told: list[Emit] = []
-        self.away = 0  # workers that are asked for and do not come
+        self.away = 0  # number of workers that do not come when they are next requested
         self.unmade = 0  # requested workers that have not come
         self.document, self.spec = document, parse_manifest(document)
         self.state = coordinator.initial(self.spec, document, secret="", now=0.0)
@@ -127,7 +127,7 @@ class World:
         return self.finish
 
     def wait(self, until: Callable[[], bool], turns: int = 2000) -> None:
-        """Let 0.3 s pass, then deliver a message or else a Tick, until `until` returns True or `turns` times."""
+        """Let 0.3 s pass, then deliver the next message, else a Tick; repeat until `until()`, at most `turns` times."""
         for _ in range(turns):
             if until():
                 return
@@ -152,7 +152,7 @@ class World:
             assert after == replace(state, plans=replace(state.plans, steady=True))
 
     def _as_heard(self, now: float) -> CoordinatorState:
-        """Return the state as if all workers were heard at `now`, with `plans.steady` unset: all is decided anew."""
+        """Return the state with all workers heard at `now` and `plans.steady` unset, so that a turn decides anew."""
         workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
         return replace(
             self.state,

@@ -125,7 +125,7 @@ class Held(nn.Module):
 
 @contextmanager
 def thread_at(work: Callable[[threading.Event, threading.Event], object]) -> Iterator[int]:
-    """Run `work(held, free)` in a thread until it sets `held`; yield the thread's identifier, and then set `free`."""
+    """Run `work(held, free)` in a thread; yield the thread's identifier once `held` is set; afterwards, set `free`."""
     held, free = threading.Event(), threading.Event()
     thread = threading.Thread(target=work, args=(held, free))
     thread.start()
@@ -185,7 +185,7 @@ def plan() -> Plan:
 class Channel:
     """A fake control channel. `answers` returns the coordinator's answers to a message, or to a wake (None).
 
-    said: the messages of the agent. sent: class of each message and whether it may be late; ("wake", False) for a wake.
+    said: the agent's messages. sent: each one's class name and whether it may be late; ("wake", False) for a wake.
     """
 
     def __init__(

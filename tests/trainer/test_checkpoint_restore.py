@@ -67,7 +67,7 @@ def test_a_job_that_loses_a_stage_ends_with_the_same_bits(pipelines: int, stage:
 
 @dataclass
 class SlowStore:
-    """A store that makes one step's files durable only after all stages have finished."""
+    """A hook that withholds the reports on one step's written files until all cells have finished."""
 
     step: int
     late: list[Any] = field(default_factory=list)

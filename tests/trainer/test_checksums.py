@@ -51,7 +51,7 @@ def test_a_device_comes_to_the_sum_of_the_host(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Rotary(nn.Linear):
-    """A layer with a table as rotary embeddings have, of complex numbers or cast to `dtype`."""
+    """A layer with a table as rotary embeddings have: complex numbers, cast to `dtype`."""
 
     def __init__(self, dtype=torch.complex64):
         super().__init__(2, 2)
@@ -111,7 +111,7 @@ LATE = {
 
 @pytest.mark.parametrize("kind", LATE)
 def test_what_first_changes_later_is_refused_before_that_step_is_applied(kind: str) -> None:
-    """A layer that first changes a constant in its fifth call is refused in the second step, which is not applied."""
+    """A layer that changes its tensors in its fifth call is refused in the second step, which is not applied."""
     act, named = LATE[kind]
     stages = chain(between(lambda: Late(act, 3 + 2)), [(0, 1), (1, 3)])
     one_step(stages, 0)
@@ -128,7 +128,7 @@ def test_a_buffer_that_is_written_with_the_same_bits_stays() -> None:
 
 
 def test_two_stages_that_share_what_is_frozen_are_restored_one_after_the_other() -> None:
-    """Two stages share an adapter's frozen base, and both may be restored from a checkpoint with other values."""
+    """Two stages that share an adapter's frozen base can both restore another value of it, and train on."""
     base = nn.Parameter(torch.full((3,), 2.0), requires_grad=False)
 
     class Adapted(nn.Module):

@@ -49,7 +49,7 @@ class Detaching(nn.Module):
 
 
 def test_a_layer_that_no_gradient_reaches_is_named() -> None:
-    """A compiled layer that no gradient reaches is refused: only in some splits would it get zeros as gradients."""
+    """A compiled layer is refused if the next one in its stage detaches: only such splits give it zero gradients."""
     task = small_task(layers=(lambda: nn.Linear(2, 2), lambda: nn.Linear(2, 2), Detaching))
     with pytest.raises(TaskError, match=r"layer 1 \(Linear\) is compiled .* no gradient reaches it"):
         one_step(chain(task, [(0, 3)], COMPILED), 0, COMPILED)

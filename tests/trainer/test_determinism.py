@@ -61,7 +61,7 @@ def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(grid, mode) -> No
 
 @pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((1, 2), "None")])
 def test_a_job_that_says_it_is_not_deterministic_is_not_compared(grid, mode) -> None:
-    """With deterministic: false, the coordinator compares no states, and no worker tries the optimizer."""
+    """With deterministic: false, workers send no checksums of states, so different bits do not end the job."""
     assert job_of(NOISY, grid, 6, mode, deterministic=False).run().end.reason == "Complete"
 
 
@@ -350,7 +350,7 @@ def test_what_begins_late_is_found_by_a_replica_another_pipeline_or_the_only_wor
     "lost", [(), (Fault("ReduceGradients", Cell(1, 0), 20), Fault("GatherGradients", Cell(1, 1), 20))]
 )
 def test_nobody_looks_where_results_may_differ(lost) -> None:
-    """With deterministic: false, results may differ in the first step, between copies, at the end, and after a kill."""
+    """With deterministic: false, results may differ in any step, between holders of a state, and after a kill."""
     fickle = job((2, 2), of(Dropped, 2, 2), of(Draws), deterministic=False)
     fickle.faults = [*lost]
     assert fickle.run().finish.outcome is Outcome.COMPLETE

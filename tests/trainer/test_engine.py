@@ -107,8 +107,8 @@ def test_a_standby_holds_all_that_the_only_worker_holds(kind: Kind | None) -> No
     ],
 )
 def test_all_siblings_share_what_is_lost_in_the_same_step(stages: int, pipelines: int, kept: int, most: int) -> None:
-    """After the loss of a worker at a step's last backward, the others run equal parts of its forwards that have to be
-    repeated. kept: its forwards that nobody repeats, of four. most: the most forwards that a worker runs.
+    """After the loss of a worker at its cell's last backward of a step, other workers share the forwards to repeat.
+    kept: how many of the cell's four forwards nobody repeats. most: the most forwards that a worker runs.
     """
     lost = Fault("Backward", Cell(pipelines > 1, 0), 2, 7 if pipelines > 1 else 3)
     job = Job(manifest(stages, pipelines, batch=8 * pipelines), (lost,)).run()
@@ -269,7 +269,7 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
 def killed_with_neighbours(
     document: dict[str, Any], step: int, replicas: int, cell: Cell | None = None, kind: Kind | None = None
 ) -> dict[Fault, int]:
-    """Kill `replicas` workers at each instruction of a step, in a job each: its worker, and owners of earlier stages.
+    """Run a job per instruction of a step: kill its worker and the owners of `replicas` - 1 stages before (cyclic).
 
     cell: whose instructions; None: all. kind: if given, only one of each is tried. Return repeated forwards by kill.
     """

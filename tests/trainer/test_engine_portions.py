@@ -125,8 +125,8 @@ def test_a_portion_whose_sum_the_owner_has_is_not_run() -> None:
 
 
 def test_an_owner_adds_up_the_sums_that_are_here_and_awaits_the_others() -> None:
-    """An owner combines the kept sums of a portion once they cover it without a gap. The first three are the sums of
-    the first group, of the two groups after it, and of the second group, which the sum before it contains.
+    """An owner combines the kept sums of a portion once they cover it without a gap. The test keeps sums of the first
+    group, of the two groups after it, of the second group (a part of that sum), and at last of the fourth group.
     """
     plan, cell, first = shared(1), Cell(1, 0), ALONE.target.split[1][0]
     one, portions = made(plan, plan.at(cell).owner)

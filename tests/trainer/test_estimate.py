@@ -56,7 +56,7 @@ def test_a_marked_layer_keeps_nothing_but_its_inputs(tmp_path: Path) -> None:
 
 
 class Pair(nn.Linear):
-    """A layer that counts its calls, and passes on its input and whole numbers."""
+    """A layer that counts its calls, and also returns whole numbers and its input."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)

@@ -15,7 +15,7 @@ MIDDLE, LAST = Cell(0, 1), Cell(0, 2)
 
 
 def feed(one: OneEngine, cell: Cell, microbatches: range, step: int = 0) -> None:
-    """Deliver all inputs of a cell's forwards in a step."""
+    """Deliver the inputs of a cell's forwards in a step, for these microbatches."""
     for m in microbatches:
         one.get(FrameKind.ACTIVATION, cell, torch.full((1, 3), 0.1 * m), microbatch=m, step=step)
 

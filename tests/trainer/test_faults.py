@@ -82,7 +82,7 @@ def assert_same(job: Processes, reference: Processes) -> None:
 def test_a_sigkill_at_an_instruction_leaves_the_bits(
     fault: tuple[str, int, int, int, int], references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test kills the root or another worker. test_engine.py kills at every instruction, without processes."""
+    """The test kills the root or another worker. test_engine.py kills at each kind of instruction, in virtual time."""
     job = run_with_faults(manifest(), tmp_path, monkeypatch, (*fault, signal.SIGKILL))
     assert_same(job, references[4, 1, False])
     assert job.state.membership.preemptions == 1
@@ -136,7 +136,7 @@ def survivable(job: Processes, victims: set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A signal to a worker after `step`. later: how often the job is seen to be protected before, without a signal.
+    """A signal to a worker after `step`. later: number of events to let pass first while the job is protected.
 
     place: the place of the worker among the live ones, as a fraction: at least 0, less than 1.
     """

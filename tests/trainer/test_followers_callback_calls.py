@@ -116,7 +116,7 @@ def test_a_frozen_root_does_not_take_back_what_the_next_one_has_saved(store: Sto
 
 
 def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -> None:
-    """After a root's loss, the next root repeats the calls of a callback after which its state was not saved."""
+    """After a root's loss, the next root repeats the callback's calls that came after its last saved state."""
     first = calls([])
     reached_then = first.write([step(1), step(2)], Cursor())
     first.write([step(3)], reached_then)  # and lost before that is written
@@ -126,7 +126,7 @@ def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -
 
 
 def test_back_at_a_checkpoint_that_nobody_told_of_it_keeps_what_led_to_that() -> None:
-    """After a return to step 4, a callback keeps its state of the steps before, although no worker knows step 4."""
+    """After a return to the state of step 4, which has no record, a callback keeps what it has from earlier steps."""
     mine = calls([])
     after = mine.write([step(1, checkpoint=True), step(2), step(3)], Cursor())
     assert mine.write([step(5, attempt=2)], after).state == ["1:1", "1:2", "1:3", "2:5"]

@@ -150,7 +150,7 @@ def like(value: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def payloads_frames(draw: st.DrawFn) -> Frame:
-    """Draw a frame that is valid, or has a wrong kind, address, payload or tensors."""
+    """Draw a frame that is valid, or has wrong values in any of its fields."""
     commit = frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": MARK})
     right, numbers = draw(st.sampled_from([commit, *RIGHT.values()])), st.integers(0, 2) | NUMBERS
     address = draw(ADDRESSES)
@@ -168,7 +168,7 @@ class Paused(Exception):
 
 
 def stopped(document: dict[str, Any], until: int) -> Job:
-    """Return a job that is stopped in step `until`, in the middle of its work, or that has ended (-1)."""
+    """Return a job that is stopped in the middle of step `until`, or with -1 a job that has ended."""
     paused: list[int] = []
 
     def decide(job: Job) -> None:

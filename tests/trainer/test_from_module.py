@@ -62,7 +62,7 @@ def test_a_copy_of_a_layer_has_tensors_of_its_own() -> None:
 
 
 def test_the_whole_model_is_never_held() -> None:
-    """The first and the last layer of a model with blocks of 160 TB can be built, and its costs counted."""
+    """Of a model with 160 TB of weights, the first and the last layer can be built, and all layers' costs counted."""
 
     class Huge(nn.Module):
         def __init__(self) -> None:

@@ -403,7 +403,7 @@ def test_each_microbatch_counts_as_a_whole_however_its_gradients_come(used: bool
 @pytest.mark.parametrize("groups", [8, 13])
 @pytest.mark.parametrize("first", [0, 3])
 def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int, first: int) -> None:
-    """Another worker continues a sum after any group, and does not modify the sums from which it continues."""
+    """A worker that continues another one's sum after any group comes to the same sums, and modifies no gradient."""
     given, bounds = gradients(groups), range(groups + 1)
     whole = GradientSum(8, CPU, bounds, range(first, groups))
     left = [whole]

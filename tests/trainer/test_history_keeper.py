@@ -50,7 +50,7 @@ def called(job: Job) -> list[tuple[int, int]]:
 
 
 def test_a_root_that_joined_late_writes_nothing_before_it_has_heard_the_others(job):
-    """A late root writes no history before it has the others' commits, which they forget once it has written them."""
+    """A root that joined late waits for the others' commits before it writes: a write makes them forget these."""
     job.train_and_write(10)
     job.train(8)
     job.join("c")

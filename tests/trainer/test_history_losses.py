@@ -28,7 +28,7 @@ class Life:
         self.folder, self.names, self.epoch, self.frozen = folder, 0, 1, list[HistoryWorker]()
         self.known: dict[Step, set[str]] = {}
         self.times: dict[int, float] = {}  # when each step was committed last
-        self.lost: set[int] = set()  # steps that nobody knew any more when they were not written
+        self.lost: set[int] = set()  # steps that were not written before the last worker that knew them was lost
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -98,8 +98,8 @@ class Life:
         return [(step + 1, commit.history.at) for step, commit in self.job.newest if commit.history]
 
     def train_for_some(self, number: int) -> None:
-        """Commit a step that the root, before its loss, tells one worker only; the others hear of it from that worker.
-        If `number` is even, or the root is alone, nobody would hear of it: commit nothing.
+        """Commit a step that the root, before its loss, tells one worker only; the others hear of it later. If
+        `number` is even, or the root is alone, no worker would hear of it: commit nothing.
         """
         heard = {name for name in self.job.workers if name != self.job.root and number % 2}
         heard = {min(heard)} if heard else set()

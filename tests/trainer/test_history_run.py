@@ -74,8 +74,8 @@ class Seen(Callback):
 
 
 def own_task(folder: Path, logger: str, model: str = "gpt", callback: str = "", **config: Any) -> dict[str, Any]:
-    """Return a task of one of Bamboo's models with its own logger, in a module next to the manifest. callback: the text
-    of the class Seen, if the task has one.
+    """Write a module with a task, one of Bamboo's models with its own logger; return the manifest's `task`. logger: the
+    text of the class Own. callback: the text of the class Seen, if the task has one.
     """
     build = BUILD.replace("MODEL", model).replace("CALLBACKS", '{"seen": Seen}' if callback else "{}")
     (folder / "own_logger.py").write_text(build + logger + callback)

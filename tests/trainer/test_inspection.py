@@ -1,4 +1,4 @@
-"""Inspection of a task's layers without data: costs, random draws without a seed, and losses of single samples."""
+"""Inspection of a task: costs of its layers, random draws without a seed, and losses that use one sample alone."""
 
 import cProfile
 import os

@@ -169,7 +169,7 @@ class Values:
 
 
 class Writer:
-    """A worker that runs stage 0 of two layers and replicates stage 1 of four layers. It writes half of stage 1."""
+    """A worker that writes stage 0 (two layers) and half of stage 1 (four layers) to a checkpoint."""
 
     def __init__(self, version: int = 3) -> None:
         self.clock, self.files = [0.0], Files()
@@ -236,7 +236,7 @@ def test_complete_copies_wait_until_they_are_handed_over() -> None:
 
 
 STAGES, STEPS = 4, 24
-LATE = 18  # the last step but a few, in which none begins anew
+LATE = 18  # a step before the last few, in which no step begins anew
 LAYER_SECONDS = 0.1  # that workers say each layer takes
 MLP = mlp_task(blocks=6)
 

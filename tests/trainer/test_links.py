@@ -120,7 +120,7 @@ def test_a_frame_of_which_the_connection_goes_ends_the_link(net: Net, gone: str,
 
 
 def test_a_link_ends_with_its_first_connection(net: Net) -> None:
-    """When a link's first connection ends, the receiver closes the link, and then the sender its other connections."""
+    """Once a link's first connection ends, no other may join; the link is down when the sender has closed the rest."""
     with Group(net) as group:
         group.first.shutdown(socket.SHUT_WR)
         assert refused(group.first)

@@ -1,4 +1,4 @@
-"""Broken and restored links, which are reported as LinkDown and LinkUp."""
+"""LinkStates: which breaks and recoveries of a link's lanes are reported as LinkDown and LinkUp."""
 
 from bamboo_trainer.transport.links import LinkStates
 from bamboo_trainer.transport.wire import Lane

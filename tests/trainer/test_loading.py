@@ -1,4 +1,4 @@
-"""Refusals of wrong entrypoints and faulty tasks."""
+"""Refusals of wrong entrypoints and faulty tasks, and the training facts that a `build` function gets."""
 
 import re
 import sys

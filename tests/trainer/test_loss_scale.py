@@ -1,4 +1,4 @@
-"""Loss scaling in fp16 as by torch.amp.GradScaler, and the end of a job whose gradients overflow at every scale."""
+"""Loss scales in fp16 equal torch.amp.GradScaler's; a job whose gradients overflow at every scale ends."""
 
 import functools
 import math
@@ -134,7 +134,7 @@ def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() 
 
 
 def test_a_sum_needs_the_scales_of_its_mean() -> None:
-    """A summed loss gets the scales of its mean, or it would overflow in more steps in a row than a job may skip."""
+    """A summed loss gets its mean's scales; else gradients could overflow in more steps in a row than a job skips."""
     mean, total = (Watched(manifest(2, 1, {"weighted": kind})).run() for kind in (False, True))
     assert total.scales == mean.scales
     torch.testing.assert_close(total.weights, mean.weights, rtol=1e-6, atol=1e-7)

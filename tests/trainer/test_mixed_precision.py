@@ -1,4 +1,4 @@
-"""Kept casts to bf16 give the same bits as casts for each microbatch, with less memory."""
+"""Parameters' bf16 casts, kept for all microbatches, change no bit and save memory; bits do not depend on splits."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,7 +18,7 @@ SPLIT = [(0, 2), (2, 4)]
 
 
 def _train(task, keep, monkeypatch: pytest.MonkeyPatch):
-    """Train two steps, all forwards before all backwards. Return the final digests."""
+    """Train two steps in the context `keep`, all forwards before all backwards. Return the stages' final digests."""
     monkeypatch.setattr(forwarding, "autocast_and_keep", keep)
     stages = chain(task, SPLIT, BF16)
     for step in range(2):

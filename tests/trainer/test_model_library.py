@@ -70,7 +70,7 @@ def test_the_sizes_are_the_published_ones(model: str, size: str) -> None:
 
 
 def published_names(model: str) -> list[tuple[list[str], str, bool]]:
-    """Return the published parameters that make up each of our parameters, and whether they are transposed."""
+    """Return the published names that make up each of our parameters, our name, and whether to transpose."""
     same = {
         "gpt2": (
             "transformer.h.{}.",
@@ -223,7 +223,7 @@ def measured(model: nn.Sequential | list[nn.Module], task: Task) -> dict[str, fl
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_config_names_the_data_to_evaluate(model: str) -> None:
-    """`evaluation` has the keys of `data`, and generates other samples. A training in epochs has a known length."""
+    """`evaluation` has the keys of `data`, and generates other samples. The rate's decay follows from `epochs`."""
     config = {"size": "tiny", "evaluation": {"samples": 5}}
     facts = TrainingFacts(steps=None, epochs=2, global_batch_size=8, micro_batch_size=2)
     task = load_task(entrypoint(model), config, facts)

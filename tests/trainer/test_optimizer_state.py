@@ -65,7 +65,7 @@ def test_an_optimizer_whose_groups_change_in_what_is_no_number_is_refused_by_nam
 
 
 class OverAll(torch.optim.SGD):
-    """An optimizer that divides each gradient by a norm over the gradients of all its parameters."""
+    """An optimizer that divides each gradient by one plus the norm of all its parameters' gradients."""
 
     def step(self, closure=None):
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]

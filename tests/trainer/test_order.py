@@ -1,4 +1,4 @@
-"""The order of samples: a permutation for each epoch, divided into steps and microbatches."""
+"""The order of samples: a permutation for each pass, divided into steps and microbatches."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Parameters as views of one flat buffer: the place of each gradient, whatever its shape; bf16 parameters."""
+"""Parameters' places in flat tensors, marks of used parameters, and fp32 sums of bf16 parameters' gradients."""
 
 from dataclasses import replace
 

@@ -59,7 +59,7 @@ def test_small_gradients_are_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def ran(stage: Stage, *, bucketwise: bool, after: Callable[[Work, int], None] = lambda work, m: None) -> Work:
-    """Run all microbatches of HALF on all layers. after: called after each whole backward or first part of one."""
+    """Run HALF's microbatches on a stage; return the work. after: called after each backward or its first part."""
     microbatches, bounds = HALF
     work = stage.begin(microbatches, bounds, bucketwise=bucketwise)
     for m in microbatches:
@@ -117,7 +117,7 @@ def test_gradients_have_the_bits_of_a_whole_backward(form: str) -> None:
 
 
 def test_a_checkpoint_that_runs_a_backward_of_its_own_can_be_parted() -> None:
-    """A reentrant checkpoint works with buckets, although torch refuses it in a backward for some gradients only."""
+    """Reentrant activation checkpoints work with buckets; torch refuses them in a backward for some gradients only."""
 
     class Reentrant(nn.Module):
         def __init__(self) -> None:

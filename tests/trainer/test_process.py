@@ -1,4 +1,4 @@
-"""A worker's process: a gate before its forwards and backwards; and a command that finds no trainer."""
+"""The gate before a worker's forwards and backwards, and a task check where torch is not installed."""
 
 import os
 import signal

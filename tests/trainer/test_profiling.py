@@ -96,7 +96,7 @@ def test_wrong_flags_are_refused_before_anything_is_counted(
 
 
 def test_a_plan_over_gpus_of_which_none_is_here(tmp_path: Path) -> None:
-    """`bamboo plan --device` compares absent GPUs by Bamboo's prices, and counts the job's layers once."""
+    """`bamboo plan --device` compares absent GPUs by Bamboo's prices and computed times of the job's layers."""
     job = tmp_path / "job.yaml"
     job.write_text(yaml.safe_dump(manifest()))
     given = ["plan", str(job), "--device", "t4,l4", "--preempt-rate", "0.1", "--nodes", "3", "--output", "json"]

@@ -99,7 +99,7 @@ def test_a_convolution_in_fp32_may_be_rounded_to_tf32() -> None:
 
 
 def test_a_language_model_is_counted_without_data_whatever_its_tokens_weigh(caplog: pytest.LogCaptureFixture) -> None:
-    """Counting runs the loss without data, as real logits (samples x length x vocabulary) would take gigabytes."""
+    """Counting runs the loss without data: real logits (samples x length x vocabulary) could take gigabytes."""
     caplog.set_level("INFO")
     task, spec = settled_task(parse_manifest(manifest()))
     layer_work(task, spec)

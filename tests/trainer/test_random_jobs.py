@@ -98,7 +98,7 @@ class RandomJob:
 
 
 def last_state(job: Job) -> dict[int, bytes]:
-    """Return the last checkpoint's files by layer: parameters, buffers, averages, and the optimizer's state."""
+    """Return the last checkpoint's files by layer: parameters, buffers, and the optimizer's state."""
     last = max(job.store.committed)
     return {layer: data for (checkpoint, layer), data in job.store.files.items() if checkpoint == last}
 

@@ -262,7 +262,7 @@ def test_each_stage_has_what_it_expected(reader: BatchReader, data: Slow) -> Non
 
 
 class Drawing(Slow):
-    """A dataset whose samples follow from their numbers, but are made with torch's generator."""
+    """A dataset that seeds torch's generator with a batch's first sample number, and draws the batch from it."""
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
         self.note(indices)
@@ -289,9 +289,7 @@ def test_a_dataset_that_draws_from_torchs_generator_is_never_read_ahead() -> Non
 def test_small_batches_are_read_several_at_once_and_each_is_there_when_it_is_read(
     reader: BatchReader, data: Slow
 ) -> None:
-    """The thread reads several small batches at each wake-up, since a wake-up takes longer than reading one of them. It
-    reads large batches singly.
-    """
+    """The background thread reads several small batches at each wake-up, which takes longer than reading one."""
     coming = [(step, m) for step in range(MOST_AT_ONCE) for m in range(3)]
     reader.expect(0, coming)
     assert data.inside.wait(SECONDS)

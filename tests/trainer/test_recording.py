@@ -1,4 +1,4 @@
-"""Recording of a model's forward: what it passes between its blocks, and computes around them."""
+"""Models that `from_module` splits: layers repeat what the forward does around its blocks; refused models."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -143,7 +143,7 @@ def after_a_step(owner: OneEngine) -> OneEngine:
 
 
 def taken(one: OneEngine) -> list[int]:
-    """Take over all states that can be taken over now. Return their stages."""
+    """Restore all arrived states that may be restored now. Return their stages."""
     found = iter(one.inside.replicator.next_state, None)
     return [state.cell.stage for state in found if state and one.inside.replicator.restore(state)]
 
@@ -210,7 +210,7 @@ def look(one: OneEngine, *lacks: Address) -> list[Message]:
 
 
 def answer(one: OneEngine, since: dict[Cell, int], epoch: int = THREE.epoch) -> list[bool]:
-    """Give the other workers' answers, by lane. Return whether each was awaited. since: a log's first step, by cell."""
+    """Answer as each other worker, on each link. Return whether each was awaited. since: first logged step, by cell."""
     frames = [
         Frame(address=Address(kind, *MIDDLE, 5), epoch=epoch, payload=list(since.items())) for kind in ANSWERS_END
     ]

@@ -1,4 +1,4 @@
-"""Running statistics equal plain PyTorch's on any split, repeated forwards do not change them; refused norms."""
+"""Running statistics, equal to plain PyTorch's on any split and unchanged by repeated forwards; refused norms."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_buffers_are_those_of_plain_pytorch(checkpointed: Any) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_forward_leaves_buffers_as_they_are_however_often_it_is_run(precision: str) -> None:
-    """Buffers stay unchanged in checks, rehearsals, repetitions, evaluations, and backwards of checkpointed layers."""
+    """Repeated forwards, rehearsals, evaluations, and recomputation in backwards leave buffers as they are."""
     task, config = build({"checkpointed": (1,)}), replace(CONFIG, precision=precision)
     stages = chain(task, SPLITS[1], config)
     sums = [stage.values.checksums() for stage in stages]

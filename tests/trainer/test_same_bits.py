@@ -89,7 +89,7 @@ def transformer(make: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict
 
 
 def published(build: str, *fast: str) -> Row:
-    """Return the row of a published model: dropout, BatchNorm's statistics, tied matrices and LSTMs included."""
+    """Return the row of a published model. Such models have dropout, BatchNorm, tied matrices or LSTMs."""
     task = own(build, size="tiny")
     return Row(task=task, numbers=numbers(3), deep=4, steps=(1,), kills=("Forward",), plain=True, fast=fast)
 
@@ -366,8 +366,8 @@ def ended(job: Job) -> dict[str, Any]:
 def check_kills(table: Table, name: str, grid: Grid, *, anywhere: bool = False) -> set[str]:
     """Check that neither the grid nor a kill changes the bits. Wide grids lose the root, deep ones stage 1's owner.
 
-    Returns the instructions at which a worker was killed. anywhere: kill before and after every instruction, not only
-    before those of the row.
+    Return the instructions at which a worker was killed, in the row's steps. anywhere: kill before and after every
+    instruction of the lost cell (computations: of one microbatch), not only before those of the row.
     """
     row, expected, made = ROWS[name], ended(table.alone(name)), list[BranchingJob]()
     victim, second = (ROOT, 0) if grid[1] > 1 else (Cell(0, 1), 1)
@@ -398,7 +398,7 @@ def check_kills(table: Table, name: str, grid: Grid, *, anywhere: bool = False) 
 
 
 def cells(*columns: str, rows: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorator:
-    """Parametrize a test with rows and columns; marked as slow unless the column is in the row's `fast`."""
+    """Parametrize a test with rows and columns; mark a case as slow unless its column is in the row's `fast`."""
     return pytest.mark.parametrize(
         ("name", "column"),
         [

@@ -1,4 +1,4 @@
-"""Parameter groups of a user's optimizer: their rates, groups that are empty on a stage, and refused optimizers."""
+"""A user's optimizer: rates of its parameter groups, groups empty on a stage, writes to gradients; refusals."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace

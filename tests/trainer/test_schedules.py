@@ -1,4 +1,4 @@
-"""Named schedules, and scheduled settings of parameter groups, follow torch's schedulers on any split."""
+"""Named schedules equal torch's schedulers; scheduled settings of groups train as in plain PyTorch on any split."""
 
 import math
 from collections.abc import Callable, Iterable

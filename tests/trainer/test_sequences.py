@@ -1,4 +1,4 @@
-"""Packed sequences of several documents, and models whose labels are not shifted."""
+"""Packed sequences of several documents, and data whose labels are not shifted yet."""
 
 from pathlib import Path
 from typing import Any

@@ -70,7 +70,7 @@ def test_a_bit_that_flips_while_a_checkpoint_is_copied_is_not_in_it(worker: str)
 
 @pytest.mark.parametrize("place", [Place.FORWARD, Place.BACKWARD, Place.SUM])
 def test_a_worker_that_is_wrong_every_time_is_found_by_a_spot_check(place: Place) -> None:
-    """The first checked step's spot check finds a worker that is always wrong; the second difference ends the job."""
+    """A spot check finds a worker that is wrong in each run of one step; the second difference ends the job."""
     flip = Flip(place=place, stage=1, worker=OWNER, step=FLIPPED, microbatch=0, every_time=True)
     job = FlippedJob(manifest("Replicas"), flip)
     job.run()

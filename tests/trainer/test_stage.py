@@ -58,7 +58,7 @@ def largest(outputs: Parts, targets: Parts) -> Tensor:
 
 
 def still(outputs: Parts, targets: Parts) -> Tensor:
-    """Return a metric that never improves."""
+    """Return 1, as a metric that never improves."""
     return torch.ones(())
 
 
@@ -123,7 +123,7 @@ def test_evaluation_changes_nothing_of_the_training() -> None:
 
 
 def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None:
-    """A job evaluates its last state after its last step; a longer job evaluates that state before its next step."""
+    """A job's evaluation after its last step equals a longer job's evaluation of that state before its next step."""
     longer = Job(manifest(2, 1, every=1)).run()
     document = manifest(2, 1, every=100)
     document["spec"]["training"]["steps"] = 3
@@ -214,7 +214,7 @@ def six_steps() -> tuple[Any, ...]:
 
 
 def ended(job: Job) -> tuple[Any, ...]:
-    """Return the committed steps' losses, the last state, and the evaluations."""
+    """Return the committed steps' losses, the last state's digest, and the evaluations."""
     return job.state.progress.losses, job.bits, job.state.progress.evaluations
 
 
@@ -226,7 +226,7 @@ def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
 
 
 def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last() -> None:
-    """An early stop leaves the evaluated state, as a job with fewer steps has it; the step after it does not count."""
+    """A job that stops early ends with the state evaluated last, as a job of only that many steps does."""
     check_stopped(Job(stopping(2, 2)).run(), six_steps())
 
 
@@ -251,7 +251,7 @@ def test_the_best_state_needs_evaluations() -> None:
 
 
 def test_a_job_that_goes_back_again_to_its_last_step_ends() -> None:
-    """After a return to its last step, the job evaluates the last state anew, gets its checksums again, and ends."""
+    """A job that loses its only worker after it has restored the last step's checkpoint ends with equal checksums."""
     document, store = with_checkpoints(steps=4, every=2), MemoryStore()
     document["spec"]["topology"] = {"stages": 1, "pipelines": 1}
     calm = Job(document, store=store).run()

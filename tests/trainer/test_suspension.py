@@ -116,7 +116,7 @@ def test_if_the_store_fails_the_job_is_suspended_all_the_same() -> None:
 
 
 def test_a_coordinator_that_does_not_know_of_the_suspension_has_the_job_go_on() -> None:
-    """A coordinator that restarted while the job was resumed asks workers for reports, and training goes on."""
+    """A coordinator that restarts without a record of the suspension asks for reports, and training goes on."""
 
     def forget(job: Job) -> None:
         job.state = coordinator_without_it(job)

@@ -144,7 +144,7 @@ def test_whose_an_error_is_depends_on_whose_code_was_the_last_to_act() -> None:
 
 
 def in_engine() -> AbstractContextManager[object]:
-    """Return a context that adds frames of Bamboo's own code."""
+    """Return a context that adds frames of Bamboo's own code to an error's traceback."""
     return unchanged_buffers({})
 
 

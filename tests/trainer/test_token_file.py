@@ -1,4 +1,4 @@
-"""Files of tokens: written as documented, read back, refused if damaged."""
+"""Files of tokens: made from texts, written as documented, read back, refused if damaged."""
 
 import gzip
 import json
@@ -93,7 +93,7 @@ def test_texts_become_bytes(tmp_path, capsys):
     ],
 )
 def test_what_of_a_text_is_a_document_is_chosen(tmp_path, unit, documents):
-    """`document` chooses the unit of a text that is a document; in a .jsonl file, each line is a document."""
+    """`document` says whether a text file or each non-blank line is a document; in .jsonl files, a line always is."""
     texts = [tmp_path / name for name in ("a.txt", "b.txt", "c.jsonl")]
     texts[0].write_bytes(b"one\r\ntwo\n\n \n\nthree\n\n\n")
     texts[1].write_bytes(b'{"text": "a"}\n\nb')

@@ -40,7 +40,7 @@ def test_tensorboard_shows_each_step_once_as_it_was_done_last(store, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_evaluation_is_at_its_step_and_takes_no_step_away(store):
-    """If a job goes back to step 2, TensorBoard still gets all steps, and each evaluation once at its step."""
+    """If a job goes back to step 2, TensorBoard still gets each step once, and each evaluation at its step."""
     pytest.importorskip("tensorboard")
     followers = store.followers(tensorboard(), leads=False)
     store.add(None, step(1), step(2), evaluated(2, x=0.5), step(3))

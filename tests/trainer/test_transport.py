@@ -168,7 +168,7 @@ time.sleep(60)
 
 
 def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LinkDown comes once for the link on which the worker sends, and once for the link on which it receives."""
+    """LinkDown comes once for all links to the killed peer, and once for all links from it."""
     monkeypatch.setattr("bamboo_trainer.transport.links.tune", lambda sock: None)  # it is not keepalive that tells
     a, a_in = net.add("a")
     script = tmp_path / "child.py"

@@ -57,7 +57,7 @@ class Enter(nn.Module):
 
 
 class Estimated(nn.Module):
-    """A layer that uses the estimate for some samples, and for others sends the layers before no gradient."""
+    """A layer that uses the estimate for some samples, and passes no gradient back for some others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,9 +147,7 @@ def test_stages_train_what_plain_pytorch_trains(optimizer: str) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_state_in_which_some_parameters_were_never_used_is_handed_over(optimizer: str) -> None:
-    """Each step's state is restored over a newer state and over one in host memory; the next step uses other
-    parameters.
-    """
+    """A stage that is ahead, and one parked in host memory, restore each step's state and train on to equal bits."""
     task = build({"optimizer": optimizer})
     one, other, later = (build_stage(task, 0, SPLITS[0], CONFIG) for _ in range(3))
     other.values.park(True)

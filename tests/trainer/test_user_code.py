@@ -107,9 +107,7 @@ def test_one_process_draws_the_masks_that_a_job_draws_whatever_the_layout_of_a_l
 
 
 class Branches(nn.Module):
-    """A layer that returns its input twice; later layers use one copy in two terms that cancel each other, then the
-    other copy.
-    """
+    """Layer `place` of three: 0 returns its input twice, 1 uses one in two terms that cancel out, 2 adds the other."""
 
     def __init__(self, place: int) -> None:
         super().__init__()

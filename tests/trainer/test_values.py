@@ -21,7 +21,7 @@ STEPS = 4
 
 
 class Careless(torch.optim.AdamW):
-    """An optimizer that writes `number` into parameters of shape [3], or into their state `place`, after step `at`."""
+    """An optimizer that in step `at` sets an element of parameters of shape [3], or of state `place`, to `number`."""
 
     def __init__(self, params: Any, *, at: int, number: float, place: str) -> None:
         super().__init__(params, lr=0.05)

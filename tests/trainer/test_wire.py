@@ -1,4 +1,4 @@
-"""The wire format: frames as bytes."""
+"""The wire format of frames; links that come up late, replace another one, or are stuck."""
 
 import socket
 import time

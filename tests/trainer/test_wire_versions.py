@@ -1,4 +1,4 @@
-"""Messages and frames between processes keep their format as long as their version number."""
+"""Messages and frames between processes change their format only with their version number."""
 
 import hashlib
 import json

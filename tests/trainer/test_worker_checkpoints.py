@@ -62,7 +62,7 @@ class Worker:
         return self.said.get(timeout=SECONDS)
 
     def save(self, stages: list[Stage], checkpoint: CheckpointId, disk: LocalFiles | None = None) -> None:
-        """Write and commit a checkpoint. disk: the store's files, which the worker opens now."""
+        """Write and commit a checkpoint. disk: the store's files; the worker must not have opened the store yet."""
         with pytest.MonkeyPatch.context() as patch:
             if disk is not None:
                 patch.setattr(worker_checkpoints, "CheckpointStore", partial(CheckpointStore, files=disk))
@@ -248,7 +248,7 @@ class Full(LocalFiles):
 
 
 def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(tmp_path: Path, folder: Path) -> None:
-    """A worker removes a checkpoint's parts if others do not fit, or they would take the room of all later ones."""
+    """A worker whose part does not fit removes all parts of that checkpoint, to make room for later checkpoints."""
     stages = trained(tmp_path, 2, 1)
     worker, other = Worker(folder), Worker(folder)
     disk = Full(folder)

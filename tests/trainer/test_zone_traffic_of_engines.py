@@ -1,7 +1,7 @@
-"""A simulated step sends the same bytes between workers as real engines, by kind, sender and receiver.
+"""The bytes that a simulated step and real engines send between workers, by kind, sender and receiver.
 
-Boundary tensors are equal byte by byte. Gradients differ by the padding of each parameter, which matters only in small
-layers.
+The sizes of boundary tensors are equal. Real gradients are larger by the padding of each parameter, which matters only
+in small layers.
 """
 
 from collections import Counter

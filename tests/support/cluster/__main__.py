@@ -49,7 +49,7 @@ def _running() -> bool:
 
 @app.command()
 def up() -> None:
-    """Start the cluster, if none runs, with Bamboo. The first call builds Kubernetes, which takes some minutes."""
+    """Start a cluster with Bamboo, unless one runs. The first call builds Kubernetes, which takes some minutes."""
     folder = _folder()
     if not _running():
         shutil.rmtree(folder, ignore_errors=True)
@@ -119,7 +119,7 @@ def delete(node: Node) -> None:
 
 @app.command()
 def restore() -> None:
-    """Return all nodes to their first state."""
+    """Bring back failed and deleted nodes, and reset the taints of all nodes."""
     _call("restore")
 
 

@@ -68,7 +68,7 @@ class Api:
             return None
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[tuple[str, list[Json]]]:
-        """Watch objects: yield ("LIST", all), again if interrupted, and ("ADDED", "MODIFIED" or "DELETED", [one])."""
+        """Watch objects: yield ("LIST", all) first and after interruptions, and (type, [one]) for each change."""
         while True:
             try:
                 listed = await self.get(path, **query)

@@ -36,7 +36,7 @@ class Unavailable(Exception):
 
 
 class Broken(Exception):
-    """Raised if given binaries are missing or unknown, or a build fails (its last lines then end the message)."""
+    """Raised if BAMBOO_KUBERNETES lacks one of PROGRAMS, a version is unknown, or a build fails after the fetch."""
 
 
 def to_stderr(line: str) -> None:
@@ -58,7 +58,7 @@ def binaries(report: Report = to_stderr) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class NodePrograms:
-    """The programs of a real node. kubelet: the program. root: a root folder with containerd and everything else."""
+    """The programs of a real node. kubelet: a path. root: a folder, laid out like /, with containerd and all others."""
 
     kubelet: Path
     root: Path
@@ -85,7 +85,7 @@ def node_programs(report: Report = to_stderr) -> NodePrograms:
 
 
 def _made(what: str, time: str, recipe: Path, arguments: tuple[str, ...], report: Report) -> Path:
-    """Return the bin folder that a recipe makes, from the cache unless the recipe or its arguments have changed."""
+    """Return the folder that a recipe fills as `bin`, cached until the recipe, debian.sh or the arguments change."""
     recipes = b"".join(path.read_bytes() for path in (recipe, DEBIAN))
     digest = hashlib.sha256(recipes + " ".join(arguments).encode()).hexdigest()[:12]
     name = f"{recipe.stem}-{digest}"

@@ -23,7 +23,7 @@ def create(group: str) -> None:
 
 
 def enter(group: str, pid: int) -> None:
-    """Put a process, with all that it will start, into the group of the freezer hierarchy."""
+    """Put a process, with all that it will start, into the group, in the freezer hierarchy only."""
     (FREEZER / group / "cgroup.procs").write_text(str(pid))
 
 

@@ -18,7 +18,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A host file or folder that the process sees at another path."""
+    """A file or folder of this machine (source) that a process sees at the path `target`."""
 
     source: Path
     target: str
@@ -73,7 +73,7 @@ async def start(
     mounts: Sequence[Mount] = (),
     scratch: Path | None = None,
 ) -> Child:
-    """Start a command. log: the file to which it appends. scratch: an empty folder, needed for mounts."""
+    """Start a command. log: the file to which it appends. scratch: an empty or new folder, if there are mounts."""
     command = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
     if mounts:
         assert scratch is not None
@@ -93,7 +93,7 @@ async def start(
 
 
 def entering(folder: str, mounts: Sequence[Mount], scratch: Path) -> list[str]:
-    """Return an `unshare` prefix; a command after it runs in `folder` with these mounts. scratch: an empty folder."""
+    """Return an `unshare` prefix: the command after it runs in `folder` with these mounts. scratch: as for `start`."""
     scratch.mkdir(parents=True, exist_ok=True)
     root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     triples = [
@@ -113,7 +113,7 @@ def _uncovered(mounts: Sequence[Mount]) -> list[Mount]:
 
 
 async def stop(child: Child, seconds: float) -> None:
-    """Send SIGTERM to the process, after `seconds` SIGKILL to its whole group, and wait for its end."""
+    """Send SIGTERM to the process and wait for its end; kill its whole group then, or after `seconds` at the latest."""
     child.signal(signal.SIGTERM)
     try:
         async with asyncio.timeout(seconds):

@@ -27,9 +27,10 @@ async def start(
     mounts: Sequence[children.Mount],
     scratch: Path,
 ) -> children.Child:
-    """Start a container. extra: variables that precede the pod's own. scratch: a folder that need not exist.
+    """Start a container. extra: variables that the pod's own may use or replace. scratch: a folder that need not exist.
 
-    Raises Unknown if a variable needs an unset pod field. A command that cannot run ends at once; its log says why.
+    Raises Unknown if a variable refers to an unset pod field, or to something other than a pod field. A command that
+    cannot run ends at once; its log says why.
     """
     env = environment(pod, container, base_environment(pod, extra))
     argv, folder = command(container, env), container.get("workingDir", "/tmp")
@@ -38,9 +39,7 @@ async def start(
 
 
 def message(container: Json, log: Path, code: int) -> str:
-    """Return the termination message of a container with exit code `code`: the end of its log, if it failed and its
-    policy says so.
-    """
+    """Return a container's termination message: the end of its log if it failed and its policy says so, else ""."""
     if not code or container.get("terminationMessagePolicy") != "FallbackToLogsOnError":
         return ""
     return "".join(log.read_text(errors="replace").splitlines(keepends=True)[-80:])[-2048:]

@@ -179,12 +179,12 @@ def etcd_flags(folder: Path, ports: dict[str, int]) -> list[str]:
 
 
 def no_insecure_port(flag: str, minor: int) -> list[str]:
-    """Return the flag that stops a component from also serving without TLS; none from 1.24 on, which never does."""
+    """Return the flag that closes a component's port without TLS; [] from version 1.24 on, which has no such port."""
     return [] if minor >= SECURE_ONLY else [f"--{flag}=0"]
 
 
 def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int, host: str) -> list[str]:
-    """Return the API server's flags: RBAC and the default admission plugins, as on a real cluster."""
+    """Return the API server's flags: Node and RBAC authorization, NodeRestriction and the default admission plugins."""
     headers = {"username": "X-Remote-User", "group": "X-Remote-Group", "extra": "X-Remote-Extra-"}
     return [
         f"--etcd-servers=http://{HOST}:{ports['etcd']}",

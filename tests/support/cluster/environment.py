@@ -15,7 +15,7 @@ class Unknown(Exception):
 
 
 def environment(pod: Json, container: Json, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a container. base: variables that precede the pod's own. Raises Unknown."""
+    """Return the variables of a container. base: variables that the pod's own may use or replace. Raises Unknown."""
     found = dict(base)
     for entry in container.get("env", []):
         reference = entry.get("valueFrom")

@@ -28,11 +28,11 @@ class NotOffered(Exception):
 
 
 class ControlFailed(Exception):
-    """Raised by a command that the test cluster has refused."""
+    """Raised if the test cluster refuses a command, or fails to run it."""
 
 
 class Cluster:
-    """A cluster. path: its kubeconfig. folder: None for a real cluster. process: the host that this handle started."""
+    """A cluster. path: its kubeconfig. folder: None for a real cluster. process: the host if this handle started it."""
 
     def __init__(self, path: Path, folder: Path | None = None, process: "subprocess.Popen[str] | None" = None) -> None:
         self.kubeconfig, self.folder, self.api = path, folder, Client(path)
@@ -48,7 +48,7 @@ class Cluster:
     ) -> Self:
         """Start a cluster of processes, which ends with this process if owned.
 
-        Raises build.Unavailable or build.Broken, or RuntimeError with the components' logs.
+        Raises build.Unavailable or build.Broken, or RuntimeError if the cluster does not start.
         """
         config = {
             "programs": str(build.binaries()),
@@ -64,7 +64,7 @@ class Cluster:
         nodes: Sequence[NodeSpec],
         archives: Sequence[Path] = (),
     ) -> Self:
-        """Start a cluster with real nodes, which have the images of these archives at first. Raises as `start` does."""
+        """Start a cluster with real nodes; each imports the archives' images when it boots. Raises as `start` does."""
         node = build.node_programs()
         folder = Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
         for path in map(Path.resolve, (folder, Path(sys.executable), Path(__file__))):
@@ -115,7 +115,7 @@ class Cluster:
 
     @classmethod
     def attach(cls, path: Path) -> Self:
-        """Return a handle of a kubeconfig's cluster, with all methods if that is a running test cluster."""
+        """Return a handle of a kubeconfig's cluster, with all methods but `stop` if that is a running test cluster."""
         own = (path.parent / "control").is_socket()
         return cls(path, path.parent if own else None)
 
@@ -162,7 +162,7 @@ class Cluster:
         return self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log")
 
     def service_account_kubeconfig(self, namespace: str, name: str, path: Path, seconds: int = 3600) -> Path:
-        """Write a kubeconfig with a ServiceAccount's token, made by TokenRequest."""
+        """Write a kubeconfig with a ServiceAccount's token, requested for `seconds`, to `path`, and return `path`."""
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}"
         answer = self.api.request("POST", f"{account}/token", {"spec": {"expirationSeconds": seconds}})
         cluster, _ = kubeconfig.parts(self.kubeconfig)
@@ -183,12 +183,12 @@ class Cluster:
         self._call("restore")
 
     def signal(self, namespace: str, pod: str, number: int) -> None:
-        """Send a signal to the pod's processes. Raises ControlFailed if the nodes are real."""
+        """Send a signal to the pod's processes. Raises ControlFailed if the pod is unknown or the nodes are real."""
         self._call("signal", namespace=namespace, pod=pod, number=int(number))
 
     @contextlib.contextmanager
     def without(self, component: str = "kube-apiserver") -> Iterator[None]:
-        """Run a block while this process of the control plane is down."""
+        """Run a block while this component of the control plane is down."""
         self._call("take_down", component=component)
         try:
             yield

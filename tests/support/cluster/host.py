@@ -36,7 +36,7 @@ POLL_SECONDS = 0.2
 
 
 class Nodes(Protocol):
-    """The nodes of a cluster, of either kind. commands: the operations on a node or pod, by name."""
+    """The nodes of a cluster: `ProcessNodes` or `RealNodes`. commands: the operations on a node or pod, by name."""
 
     commands: dict[str, Callable[..., Awaitable[Any]]]
 
@@ -45,7 +45,7 @@ class Nodes(Protocol):
     async def add(self, specs: Sequence[NodeSpec]) -> None: ...
 
     def modes(self) -> dict[str, str]:
-        """Return the mode of each node, such as up or failed, by name."""
+        """Return the `Mode` of each node, by name."""
         ...
 
     def trouble(self) -> str | None:
@@ -69,7 +69,7 @@ class Host:
         }
 
     async def complain(self) -> None:
-        """Wait for the first process that ends though it never should, and log it with the components' last lines."""
+        """Wait until there is trouble (see `trouble`), and log it with the last lines of the components' logs."""
         while not self.trouble():
             await asyncio.sleep(POLL_SECONDS)
         logger.error("%s\n%s", self.trouble(), self.plane.tails())
@@ -116,7 +116,7 @@ class Host:
 def own_subnet(routes: Sequence[str] = ()) -> tuple[int, socket.socket]:
     """Claim a subnet, 1 to 249: no other test cluster on this machine gets it until the returned socket is closed.
 
-    routes: destinations that 10.SUBNET.0.0/16 must not overlap.
+    routes: destinations that 10.SUBNET.0.0/16 must not overlap. Raises RuntimeError if no subnet is free.
     """
     free = [number for number in range(1, 250) if addresses.is_free(number, routes)]
     for number in random.sample(free, len(free)):

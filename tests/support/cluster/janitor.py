@@ -1,7 +1,7 @@
 """The process that outlives a cluster with real nodes: `python -m cluster.janitor FOLDER GROUP_PREFIX`.
 
-It waits for the end of its standard input, which is the end of the cluster's host. The kernel has removed processes,
-mounts and interfaces by then; the janitor removes the cgroups and the folder.
+It waits for the end of its standard input, which the cluster's host closes at its own end, even if it is killed. The
+kernel removes processes, mounts and interfaces; the janitor removes the cgroups and the folder.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Kubeconfig files: written for the test cluster, read for it and for kind."""
+"""Kubeconfig files: written for the test cluster, read for it and for others, such as kind."""
 
 import base64
 import json

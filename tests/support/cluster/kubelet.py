@@ -63,7 +63,7 @@ class Kubelet:
         return files[0] if files else None
 
     def address(self, namespace: str, pod: str) -> str | None:
-        """Return the address of a running pod, or None."""
+        """Return the address of a pod that runs or has run on these nodes, and is not deleted; None for others."""
         for runner in self.runners.values():
             meta = runner.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):

@@ -16,8 +16,8 @@ FOLLOW_SECONDS = 0.1
 
 
 class LogServer:
-    """The HTTPS server. find: returns the log file of (namespace, pod, container). locate: returns the address of a
-    running pod.
+    """The HTTPS server. find: returns the log file of (namespace, pod, container), or None. locate: returns the
+    address of (namespace, pod), or None.
     """
 
     def __init__(self, find: Find, locate: Locate, certificate: Pair, port: int) -> None:

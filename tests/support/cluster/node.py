@@ -26,7 +26,7 @@ class Mode(StrEnum):
 
 
 class Node:
-    """A node. index, subnet: 1 to 250 each; its addresses are 127.index.subnet.*. version: the cluster's, as
+    """A node. index, subnet: 1 to 249 each; its addresses are 127.index.subnet.*. version: the cluster's, such as
     v1.36.2.
     """
 

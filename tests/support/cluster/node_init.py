@@ -86,7 +86,7 @@ def import_images(settings: Settings) -> None:
 
 
 class Programs:
-    """containerd and the kubelet, which are started again whenever they end."""
+    """The node's containerd and kubelet; `keep_up` starts each of them again whenever it ends."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

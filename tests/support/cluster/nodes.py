@@ -1,4 +1,4 @@
-"""The nodes of the test cluster. Standard library only: tests and the host process both read it."""
+"""The nodes of the test cluster. Tests and the host process share this module."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,5 +37,5 @@ def on_demand(name: str, zone: str, gpus: int = 8) -> NodeSpec:
 
 
 def usual_nodes() -> list[NodeSpec]:
-    """Return three spot nodes, each in a zone of its own, and an on-demand node, nearly as in kind.yaml."""
+    """Return spot nodes in zones a, b, c, and an on-demand node in zone a. kind.yaml lacks the spot node in zone a."""
     return [*(spot(f"spot-{zone}", f"zone-{zone}") for zone in "abc"), on_demand("on-demand-a", "zone-a")]

@@ -29,8 +29,8 @@ class Pki:
 
 
 def create(folder: Path, clients: dict[str, str], address: str) -> Pki:
-    """Make all certificates. clients: subject by name, such as {"admin": "/O=system:masters/CN=admin"}. address: of the
-    API server.
+    """Make all certificates and keys. clients: subject by name, such as {"admin": "/O=system:masters/CN=admin"}.
+    address: the API server's.
     """
     folder.mkdir(mode=0o700)
     config = folder / "openssl.cnf"
@@ -53,7 +53,7 @@ def create(folder: Path, clients: dict[str, str], address: str) -> Pki:
 
 
 def client(made: Pki, name: str, subject: str) -> Pair:
-    """Create key and certificate of one more client. subject: as for `create`."""
+    """Make the certificate and key of one more client. subject: such as "/O=system:nodes/CN=system:node:a"."""
     return _leaf(made.authority.certificate.parent, name, subject, made.authority)
 
 

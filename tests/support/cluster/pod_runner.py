@@ -25,7 +25,7 @@ RETRY_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The addresses, variables and warm processes that a node gives a pod."""
+    """The addresses and variables that a node gives a pod, and the starter of its containers (preloaded)."""
 
     pod_ip: str
     host_ip: str
@@ -137,8 +137,8 @@ class PodRunner:
         return False
 
     async def _run_container(self, container: Json, record: Record) -> None:
-        """Run a container to its end, once the objects that it needs exist. It is never restarted, whatever its policy;
-        a controller replaces a pod that has ended.
+        """Run a container to its end, once its variables are known. It is never restarted, whatever its policy; a
+        controller replaces a pod that has ended. If the pod is stopped first, the exit code is 137.
         """
         while not self._stopping.is_set():
             try:

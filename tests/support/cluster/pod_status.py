@@ -14,7 +14,7 @@ def now() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One container, and its state as in a ContainerStatus. It is never restarted."""
+    """One container, which is never restarted, and its state as in a ContainerStatus."""
 
     name: str
     image: str
@@ -63,7 +63,7 @@ class Record:
 def _only(state: Json) -> Json:
     """Return the state with null for the other states, since a merge patch leaves unnamed fields alone.
 
-    API servers differ in the effect of `$patch: replace` in this place.
+    `$patch: replace` is not used, since API servers differ in its effect here.
     """
     return {**dict.fromkeys(("waiting", "running", "terminated")), **state}
 

@@ -121,7 +121,7 @@ class RealNode:
         return on and self._outer.process.returncode is not None
 
     async def cut_power(self) -> None:
-        """Kill all processes of the node at once, which also removes its mounts and interfaces."""
+        """Kill all processes of the node at once, and remove its interface, mounts and cgroup."""
         assert self._outer is not None
         await self._switch.unplug(self.number)
         os.kill(self._pid, signal.SIGKILL)

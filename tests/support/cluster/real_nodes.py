@@ -28,7 +28,7 @@ PAUSE = ("/bin/sh", "-c", "trap exit TERM INT; while :; do sleep 3600 & wait $!;
 
 
 class RealNodes:
-    """The real nodes of a cluster. folder: the cluster's. images: archives, which every node has initially."""
+    """The real nodes of a cluster. folder: the cluster's. images: archives that every node imports when it boots."""
 
     def __init__(
         self, api: Api, folder: Path, plane: ControlPlane, programs: Programs, switch: Switch, images: Sequence[Path]

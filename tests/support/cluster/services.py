@@ -12,7 +12,7 @@ DOMAIN = "svc.cluster.local"
 
 
 def rules(services: Sequence[Json], endpoints: Sequence[Json]) -> str:
-    """Return an nft script for every node: a Service's connections go to its endpoints in turn, or fail without any."""
+    """Return the nodes' nft script: connections to a Service go to its endpoints in turn; without any they fail."""
     by_name = _by_name(endpoints)
     lines = [line for service in services for line in _service(service, by_name.get(_name(service), []))]
     body = "; ".join([*lines, ""])

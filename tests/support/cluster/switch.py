@@ -59,7 +59,7 @@ async def ip(*arguments: str) -> str:
 
 
 async def run(*argv: str, given: str | None = None) -> str:
-    """Run a command, and return its output and errors. Raises RuntimeError with both. given: its standard input."""
+    """Run a command, and return its output and errors; if it fails, raise RuntimeError with both. given: its input."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,

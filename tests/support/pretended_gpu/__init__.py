@@ -2,17 +2,17 @@
 
 torch takes them for CUDA devices. Their memory is the host's, and operations run at once, on the CPU, but
 
-- a tensor of one device cannot be used with a tensor of another device or of the host;
+- an operation cannot use tensors of two devices, or of a device and the host, except the host's 0-dim tensors;
 - a non-blocking copy between pinned memory and a device is made as late as its stream's order allows: when the program
-  waits for it. Until then its target holds NaN. On a stream other than the computing one it reads its source only then,
-  so a test sees whether the source was overwritten, or freed without `record_stream`;
+  or another stream waits for it. Until then its target holds NaN. On a stream that is not the device's default one it
+  reads its source only then, so a test sees whether the source was overwritten, or freed without `record_stream`;
 - a copy from device to device is made as torch makes it, on the stream of the source's device;
 - an operation raises RuntimeError if its stream is not ordered after the operations that made its tensors, or after the
-  work that their memory's stream had when the memory was allocated; so does the next operation after the program frees
-  memory that a stream other than its own may still use;
-- a device has 32 streams besides its default one, which torch hands out in turn;
-- an event is complete once the program has waited for it, or asked for it several times; the time between two events is
-  the time between their records.
+  work that was queued on their memory's stream when the memory was allocated; so does the next operation after the
+  program frees memory that a stream other than its own may still use;
+- a device has a default stream and 32 others, which torch hands out in turn;
+- an event behind unfinished copies is complete once the program has waited for it, or queried it three times; the time
+  between two events is the time between their records.
 
 They cannot show real kernels, the order of their sums, or real time. They have no cuDNN kernels, so no recurrent
 layers. A process has them from its start, with `environment`, or not at all.

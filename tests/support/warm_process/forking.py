@@ -1,9 +1,9 @@
 """The process from which warm ones are forked, with the imports of workers, their launchers and the operator.
 
 Tests run this script with a listening socket as standard input; `warm_stand_in.py` and `cluster/preloaded.py` connect
-to it. A connection is one process: the starter sends a JSON document behind its length, with the three standard files,
-then a byte for each signal. It receives the process's number, and at its end its exit code, negative for a signal. The
-process ends with its connection.
+to it. A connection is one process: the starter sends a JSON document after its length, with the three standard files,
+then a byte for each signal. The starter receives the process's ID, and at the process's end its exit code, negative for
+a signal. The process is killed if the connection closes.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def main() -> NoReturn:
 
 
 def supervise(starter: socket.socket) -> NoReturn:
-    """Start a warm process, pass on the starter's signals, and report its exit code. If the starter ends, kill it."""
+    """Start a warm process, send it the starter's signals, report its exit code, and kill it if the starter ends."""
     end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, files, _, _ = socket.recv_fds(starter, NUMBER_BYTES, 3, socket.MSG_WAITALL)
@@ -81,7 +81,7 @@ def supervise(starter: socket.socket) -> NoReturn:
 
 
 def become(start: dict[str, Any], files: list[int]) -> NoReturn:
-    """Run a program as `python -m` with the arguments would, with these standard files.
+    """Run a module as `python -m ARGUMENTS` would, with these standard files, and exit with its code.
 
     start: `arguments`; `env`; `folder`, or a command for `enter`; `group`: its process group, None for a new session;
     `path`: sys.path, None for that of Python without -P.
