@@ -1,9 +1,9 @@
 """Build the documentation site from the Markdown files of the repository.
 
 `python docs/build_site.py FOLDER` writes it to FOLDER. The pages are those of docs/, in the order of mkdocs.yml. A
-linked file outside docs/ becomes a page, too: Markdown as it is, source files as a block of code, folders as a
-list of their files. So the site needs no address of a repository, and it loads nothing from another host. The generated
-references are complete on the site; the committed pages are short.
+linked file or folder outside docs/ becomes a page, too: Markdown with its links changed, source files as a block of
+code, folders as a list of their files. So the site needs no address of a repository, and it loads nothing from another
+host. The generated references are complete on the site; the committed pages are short.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def _code_page(source: Path) -> str:
 
 
 def build(output: Path) -> None:
-    """Write the site to a folder, replacing it. Raises SystemExit with the messages about links that lead nowhere."""
+    """Write the site to a folder, replacing it. Raises SystemExit if a link is wrong or the generator fails."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")

@@ -46,7 +46,7 @@ a field that cannot change, create a new job.
 
 
 def page(crd: Schema, whole: bool = False) -> str:
-    """Return the page in Markdown. whole: for the site, also with the fields of the status and the printed columns."""
+    """Return the page in Markdown. whole: the site's version, which also describes the status and printed columns."""
     names, version = crd["spec"]["names"], crd["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     words = {"kind": names["kind"], "group": crd["spec"]["group"], "version": version["name"]}

@@ -1,6 +1,6 @@
 """Generate docs/cli.md from the commands' own help (`make docs`). A test fails if the committed page is stale.
 
-The committed page names each command's options; the page of the site has the whole help.
+The committed page names each command's options; the page of the site has the commands' help, without examples.
 """
 
 import re
@@ -106,7 +106,7 @@ ENTRY = re.compile(r"^  \S")
 
 
 def page(whole: bool = False) -> str:
-    """Return the page: with the whole help of each command for the site, otherwise with the names of its options."""
+    """Return the page: for the site (`whole`) with each command's help, otherwise with the names of its options."""
     sections = {"Commands on a cluster": commands(CLUSTER), "Commands on this machine": commands(HERE)}
     texts = {words: help_of(*words) for names in sections.values() for words in names}
     if not whole:
@@ -178,8 +178,8 @@ def cells(lines: Sequence[str]) -> tuple[str, str]:
 
 
 def own_help(text: str, shared: Mapping[str, str], everywhere: Collection[str]) -> str:
-    """Return a command's help without examples, which the guides have. Shared options are only named; options that all
-    commands of the section have (`everywhere`) are left out.
+    """Return a command's help without examples, which the guides have. Shared options are only named; shared
+    arguments, and options that all commands of the section have (`everywhere`), are left out.
     """
     paragraphs = text.partition("\nArguments:\n")[0].partition("\nOptions:\n")[0].rstrip().split("\n\n")
     about = "\n\n".join(one for one in paragraphs if not one.lstrip().startswith("Example:"))
@@ -192,7 +192,7 @@ def own_help(text: str, shared: Mapping[str, str], everywhere: Collection[str]) 
 
 
 def explained_above(text: str, shared: Mapping[str, str]) -> list[str]:
-    """Return the names of a command's options that are explained once for several commands."""
+    """Return the names of a command's options that are explained once for several commands, without --help."""
     names = [cells(entry)[0] for entry in entries(text, "Options") if shared.get(cells(entry)[0]) == cells(entry)[1]]
     return [short(name) for name in names if not name.startswith("-h")]
 

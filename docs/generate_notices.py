@@ -102,8 +102,8 @@ def _notice(source: str, seconds: float | None) -> str:
 
 
 def _tried(found: Sequence[Mark]) -> str:
-    """Return how tests have shown the marks to an operator: through an API server, if the text of a cluster test names
-    them, or as objects.
+    """Return how tests show the marks to an operator: "API server" if the text of a cluster test names a mark, else
+    "object"; both if the marks differ in this.
     """
     texts = [text.partition(": ")[0].partition("=")[0] for _, text in found]
     return ", ".join(sorted({"API server" if text in _cluster_tests() else "object" for text in texts}))

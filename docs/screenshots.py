@@ -1,8 +1,8 @@
-"""Make the pictures in docs/images: the job page of a real quickstart run in which one worker is lost and one leaves.
+"""Make the pictures of the job page in a real run of the quickstart, in which one worker is lost and one leaves.
 
     python docs/screenshots.py [FOLDER]
 
-Needs Chromium. The pages are those of the run; nothing is made up.
+FOLDER is docs/images by default. Needs Chromium. The pages are those of the run; nothing is made up.
 """
 
 import asyncio

@@ -3,8 +3,8 @@
     python docs/training_run.py FOLDER [--steps 60] [--batch 4] [--length 64]
 
 FOLDER gets the texts of this machine (Python's standard library, /usr/share/doc, manual pages), a tokenizer trained on
-them, and both runs, which train at the same time. What is there already is not made again, so that an interrupted
-command goes on, and a run that is there is only drawn again. The pictures go to docs/images; they need Chromium.
+them, and both runs, which train at the same time. The command makes only what FOLDER lacks, so that it can be repeated
+after an interruption, and draws the runs anew. The pictures go to docs/images; they need Chromium.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from chromium_kit import MISSING, browser, chromium  # noqa: E402
 
 KILLS: Final = 12
 TEXT_BYTES: Final = 8_000_000
-VALIDATION_SHARE: Final = 20  # one document of so many
+VALIDATION_SHARE: Final = 20  # every 20th document is for validation
 WORDS: Final = 8192
 END: Final = "<|endoftext|>"
 RUNS: Final = ("undisturbed", "disturbed")
@@ -63,7 +63,7 @@ class Size:
 
 
 def job(folder: Path, size: Size) -> dict[str, Any]:
-    """Return the manifest: 32.6 million parameters in 11 layers on four stages, and one standby worker."""
+    """Return the manifest: about 33 million parameters in 11 layers on four stages, and one standby worker."""
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
@@ -100,7 +100,7 @@ def job(folder: Path, size: Size) -> dict[str, Any]:
 
 
 def documents() -> Iterator[tuple[str, str]]:
-    """Yield name and text of documents of 500 to 200,000 characters, in an order independent of their contents."""
+    """Yield path and text of UTF-8 documents between 500 and 200,000 characters, ordered by a hash of their paths."""
     places = [(Path(sysconfig.get_paths()["stdlib"]), (".py",)), (Path("/usr/share/doc"), (".gz", ".txt", ".md", ""))]
     places.append((Path("/usr/share/man"), (".gz",)))
     found = [
@@ -122,7 +122,7 @@ def documents() -> Iterator[tuple[str, str]]:
 
 
 def write_texts(folder: Path) -> None:
-    """Write train.jsonl and validation.jsonl, one JSON object per line; one document of twenty is for validation."""
+    """Write train.jsonl, up to about TEXT_BYTES characters, and validation.jsonl: every twentieth document."""
     total = {"train": 0, "validation": 0}
     files = {name: (folder / f".{name}.jsonl").open("w") for name in total}
     for number, (name, text) in enumerate(documents()):
@@ -178,7 +178,7 @@ def bamboo(*arguments: str) -> list[str]:
 
 
 def train(folder: Path, size: Size) -> None:
-    """Run the trainings that are not done yet, at the same time, and print their progress every half a minute."""
+    """Run the missing trainings at the same time, and print their progress every 30 s; exit if one fails."""
     running = {}
     kills = [f"at:{step}:{stage}" for step, stage in size.kills]
     for name, losses in zip(RUNS, ([], kills), strict=True):
