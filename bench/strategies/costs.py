@@ -84,7 +84,7 @@ class StrategyRates(GridRates):
         return self._model.stages(self.ranges(stages))
 
     def _alike(self, grid: Grid) -> AlikePipelines:
-        return replace(super()._alike(grid), sums=1)
+        return replace(super()._alike(grid), sums=frozenset({(1.0,)}))
 
 
 class Costs:

@@ -10,11 +10,11 @@ PLURAL = "bamboojobs"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 PROTOCOL_VERSION = 4
-DATA_PLANE_VERSION = 5  # of the protocol between workers
+DATA_PLANE_VERSION = 6  # of the protocol between workers
 LARGE_BODY = 1 << 20  # bytes; frames with tensors of this size or more have connections of their own
 FLOWS_PER_LINK = 4  # a link's connections for large frames
 STATE_RATE = 500_000_000  # the most bytes per second at which a worker sends a whole state
-NUMERICS_VERSION = 4  # raised with every change to Bamboo that changes the bits of a job's result
+NUMERICS_VERSION = 5  # raised with every change to Bamboo that changes the bits of a job's result
 
 EXIT_OK = 0
 EXIT_FAILED = 1

@@ -113,9 +113,9 @@ def test_who_leaves_is_given_nothing_more() -> None:
 
 def test_the_owners_of_the_same_stage_and_the_new_owner_share_a_lost_cell() -> None:
     plan = planned(3, stages=2)
-    before, cell = plan.at(Cell(0, 1)), Cell(0, 1)
+    before, cell = plan.at(Cell(1, 1)), Cell(1, 1)
     shared = after(plan, before.owner).at(cell)
-    assert {p.worker for p in shared.portions} == {before.shadow, plan.at(Cell(1, 1)).owner, plan.at(Cell(2, 1)).owner}
+    assert {p.worker for p in shared.portions} == {before.shadow, plan.at(Cell(0, 1)).owner, plan.at(Cell(2, 1)).owner}
     assert [a for row in after(plan, before.owner).pipelines for a in row if a.portions] == [shared]
 
 

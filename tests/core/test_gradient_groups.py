@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.job.training_spec import TrainingSpec
-from bamboo_core.planning.gradient_groups import SumNode, group_bounds, nodes_of, parent, share_of, tree_sum
+from bamboo_core.planning.gradient_groups import (
+    SumNode,
+    group_bounds,
+    nodes_of,
+    parent,
+    share_of,
+    sums_finished,
+    tree_sum,
+)
 from bamboo_core.planning.grid import make_layout
 
 
@@ -58,13 +66,30 @@ def test_pipelines_share_a_step_in_whole_groups(drawn: tuple[int, int, int]) -> 
     assert layout.bounds == group_bounds(microbatches, groups)
     counts = [share_of(part, layout.bounds) for part in layout.split]
     sizes = [share.end - share.first for share in counts]
-    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) == -(-groups // pipelines)
+    assert min(sizes) > 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "sums"),
+    [
+        (48, {2: 1, 3: 2, 4: 2, 5: 3, 6: 1, 7: 3, 8: 2, 9: 2, 10: 3, 11: 3, 12: 1, 16: 2, 24: 1, 48: 1}),
+        (32, {2: 1, 3: 4, 4: 1, 5: 3, 6: 2, 7: 3, 8: 1, 9: 1, 16: 1, 17: 1, 32: 1}),
+    ],
+)
+def test_pipelines_send_few_sums(groups: int, sums: dict[int, int]) -> None:
+    assert {pipelines: max(map(len, sums_finished(groups, pipelines))) for pipelines in sums} == sums
+
+
+def test_sums_are_finished_with_their_last_group() -> None:
+    assert sums_finished(12, 4) == {(2 / 3, 1.0), (1 / 3, 1.0)}
+    assert sums_finished(8, 4) == {(1.0,)}
 
 
 @given(st.integers(1, 10_000))
-def test_by_default_each_microbatch_is_a_group_up_to_32(microbatches: int) -> None:
+def test_by_default_each_microbatch_is_a_group_up_to_48(microbatches: int) -> None:
     groups = TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1).groups
-    assert groups == min(microbatches, 32)
+    assert groups == min(microbatches, 48)
     sizes = {end - first for first, end in pairwise(group_bounds(microbatches, groups))}
     assert max(sizes) - min(sizes) <= 1
 

@@ -87,12 +87,12 @@ def test_the_number_of_workers_does_not_go_to_and_fro(seed: int) -> None:
 def test_those_that_cost_more_go_first() -> None:
     """The job gives back only workers of the more expensive of its two zones.
 
-    Gradients take so much of a step that six pipelines are no faster than four.
+    Gradients take so much of a step that eight pipelines are hardly faster than six.
     """
-    one = valued(6, layers=7, stages=1)
-    layers = tuple(msgspec.structs.replace(layer, gradients=300_000) for layer in one.profile.layers)
+    one = valued(8, layers=7, stages=1)
+    layers = tuple(msgspec.structs.replace(layer, gradients=600_000) for layer in one.profile.layers)
     one = replace(one, profile=msgspec.structs.replace(one.profile, layers=layers))
-    trace = nodes(6, duration=2 * HOUR)
+    trace = nodes(8, duration=2 * HOUR)
     changes = [replace(change, zone="dear" if i % 2 else "cheap") for i, change in enumerate(trace.changes)]
     prices = [PriceChange(at=0.0, zone="dear", usd_per_hour=3.0), PriceChange(at=0.0, zone="cheap", usd_per_hour=1.0)]
     told: list[str] = []

@@ -24,6 +24,16 @@ def test_a_step_is_the_pipeline_then_the_reduction_over_pipelines() -> None:
     assert seconds(spec(2, 2, 8, "None"), profile(4, thin)) == pytest.approx(6 * 5 + 2)
 
 
+def test_all_sums_but_the_last_are_sent_while_later_microbatches_are_computed() -> None:
+    """Each of four pipelines runs 3 microbatches of 12 s. Two have the sum of 2 of them after 24 s, and send it at
+    once; all exchange the sums of the rest, and then the reduced chunks, after 36 s.
+    """
+    for rate in (100.0, 5.0):
+        each = 100 / rate  # three chunks of 100 bytes, on a link each
+        thin = Network(flow=rate, machine=1e15, latency=0.0)
+        assert seconds(spec(1, 4, 12, "None"), profile(4, thin)) == pytest.approx(max(36, 24 + each) + 2 * each)
+
+
 def test_large_frames_take_all_connections_of_a_link_and_no_more_than_the_machine_has() -> None:
     """Large frames use all connections of a link. Two pipelines exchange gradients and then sums of 8 MiB each."""
     mib = 1 << 20

@@ -176,7 +176,7 @@ class Oracle:
         losses = []
         for group, (first, end) in enumerate(pairwise(a.bounds)):
             losses += [self._microbatch(step, m, sums[group]) for m in range(first, end)]
-        totals = [self._rounded_sum([row[s] for row in sums]) for s in range(a.layers)]
+        totals = [self._rounded_sum([row[s] for row in sums], whole=True) for s in range(a.layers)]
         for tie in a.ties:
             shared = reduce(_rounded, (totals[s][0] for s in tie))
             for s in tie:
@@ -198,13 +198,14 @@ class Oracle:
         """Return every pair of a layer and a microbatch."""
         return list(product(range(self.arithmetic.layers), range(self.arithmetic.microbatches)))
 
-    def _rounded_sum(self, groups: Sequence[Sequence[int]]) -> list[int]:
-        """Return each element's sum over all groups, added as a binary tree and rounded to float32 at each node."""
+    def _rounded_sum(self, groups: Sequence[Sequence[int]], *, whole: bool = False) -> list[int]:
+        """Return each element's sum over groups, added as a binary tree and rounded to float32 at each node. The tree
+        of the whole step has equal halves; further left halves have the largest power of two that leaves a right one.
+        """
         if len(groups) == 1:
             return list(groups[0])
-        middle = len(groups) // 2
-        left, right = self._rounded_sum(groups[:middle]), self._rounded_sum(groups[middle:])
-        return list(map(_rounded, left, right))
+        middle = len(groups) // 2 if whole else max(2**n for n in range(len(groups)) if 2**n < len(groups))
+        return list(map(_rounded, self._rounded_sum(groups[:middle]), self._rounded_sum(groups[middle:])))
 
     def _microbatch(self, step: int, m: int, sums: list[list[int]]) -> float:
         a, states, value = self.arithmetic, self.states[step], 0

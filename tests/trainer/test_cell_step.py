@@ -12,12 +12,15 @@ from bamboo_core.planning.schedule import (
     Backward,
     BackwardInput,
     BackwardWeight,
+    Computed,
     Evaluate,
     Forward,
     ReportReady,
+    ScatterGradients,
     StageOrder,
     SyncReplicas,
     one_f_one_b,
+    program,
 )
 from bamboo_core.planning.steps.pipelines import awaited
 from bamboo_trainer.engine.cell_step import CellStep, needs
@@ -99,6 +102,28 @@ def test_no_schedule_keeps_more_than_it_says(p: int, m: int, order: StageOrder, 
     assert flying == 0
     assert most <= order.in_flight(stage, p, m) <= order.in_flight(0, p, m)
     assert stage > 0 or most == order.in_flight(stage, p, m)
+
+
+@given(stages, orders, st.integers(2, 60), st.integers(2, 12), st.integers(1, 3), st.data())
+def test_each_sum_is_sent_once_as_soon_as_it_is_final(
+    p: int, order: StageOrder, m: int, pipelines: int, buckets: int, data: st.DataObject
+) -> None:
+    """Nothing runs between the last instruction of an early sum's last microbatch and the sum's instructions."""
+    layout = make_layout(0, m, min(pipelines, m), data.draw(st.integers(min(pipelines, m), m)))
+    cell = Cell(data.draw(st.integers(0, layout.pipelines - 1)), data.draw(st.integers(0, p - 1)))
+    portions = data.draw(
+        st.sampled_from([(), ((layout.split[cell.pipeline][0], layout.split[cell.pipeline][-1] + 1),)])
+    )
+    steps = program(cell, p, layout, False, order, portions, buckets)
+    sent = [one for one in steps if isinstance(one, ScatterGradients)]
+    sums = layout.sums(cell.pipeline)
+    assert sorted((one.node, one.bucket) for one in sent) == [(node, b) for node in sums for b in range(buckets)]
+    for node in () if portions else sums[:-1]:
+        of_node = [place for place, one in enumerate(steps) if getattr(one, "node", None) == node]
+        before, after = steps[: of_node[0]], steps[of_node[-1] + 1 :]
+        assert of_node == [*range(of_node[0], of_node[-1] + 1)]
+        assert before[-1].microbatch == layout.bounds[node.end] - 1
+        assert all(one.microbatch != before[-1].microbatch for one in after if isinstance(one, Computed))
 
 
 @given(stages, microbatches, orders)

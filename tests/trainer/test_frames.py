@@ -59,7 +59,7 @@ PARTIAL = {
 RIGHT = {
     FrameKind.ACTIVATION: frame(FrameKind.ACTIVATION, {"gradients": [False]}, (torch.ones(2, 2),)),
     FrameKind.GRADIENT: frame(FrameKind.GRADIENT, {"again": True}),
-    FrameKind.CONTRIBUTION: frame(FrameKind.CONTRIBUTION, None, FLAT * 2),
+    FrameKind.CONTRIBUTION: frame(FrameKind.CONTRIBUTION, None, FLAT),
     FrameKind.RESULT: frame(FrameKind.RESULT, {"again": True}, FLAT),
     FrameKind.TIED: frame(FrameKind.TIED, None, FLAT * 2),
     FrameKind.READY: frame(FrameKind.READY, READY | SUMS),

@@ -241,6 +241,9 @@ ROWS: dict[str, Row] = {
     "gradients in buckets of one stage": Row(
         task=gpt(), numbers=numbers(batch=12), wide=(1, 3), kills=REDUCTION[:1], fast=("wide",)
     ),
+    "sums sent within the step": Row(
+        task=gpt(), numbers=numbers(batch=16), wide=(2, 3), kills=REDUCTION[1:], anywhere=True
+    ),
     "mean loss with losses of layers": Row(task=own("weighted_tasks:build", weighted=False), wide=(2, 4), fast=()),
     "made_before": shared("made_before"),
     "cached": shared("cached", "resumed"),

@@ -14,7 +14,7 @@ from bamboo_trainer.transport import wire
 
 # Of each version, a digest of the forms. Never change the one of a version that has been released: raise the number.
 CONTROL = {4: "4f3a4b9771b8d25b"}
-DATA_PLANE = {5: "5e2e9e68f67dbc00"}
+DATA_PLANE = {6: "365634fcf1fa7acb"}
 
 
 def bare(schema: Any) -> Any:

@@ -63,7 +63,7 @@ class FrameKind(IntEnum):
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
-    CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline
+    CONTRIBUTION = 3  # a chunk of one pipeline's sum of a stage's gradients; part = the sum's first group
     RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
     TIED = 5  # gradients of tied parameters; part = source stage
     READY = 6  # a cell has finished the step; to the root; part = number of the cell; payload: cell, norm, losses
@@ -351,7 +351,7 @@ class PayloadForm(NamedTuple):
 FORMS: Final = {
     FrameKind.ACTIVATION: PayloadForm(FrameFacts | None, 1, torch.inf),
     FrameKind.GRADIENT: PayloadForm(FrameFacts | None, 0, torch.inf),  # integers have none
-    FrameKind.CONTRIBUTION: PayloadForm(FrameFacts | None, 1, torch.inf, flat=True),
+    FrameKind.CONTRIBUTION: PayloadForm(FrameFacts | None, 1, 1, flat=True),
     FrameKind.RESULT: PayloadForm(FrameFacts | None, 1, 1, flat=True),
     FrameKind.TIED: PayloadForm(FrameFacts | None, 1, torch.inf, flat=True),
     FrameKind.READY: PayloadForm(Ready),

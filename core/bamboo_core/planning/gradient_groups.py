@@ -4,8 +4,9 @@ sum.
 Floating-point sums depend on their order. So a step's microbatches are divided into consecutive groups. Within a group
 gradients are added in the order of the microbatches; the groups' sums are added as a binary tree, each half before the
 whole. A pipeline runs whole groups. It sends the sums of the largest tree nodes inside its share, and the other
-pipelines add these to theirs: the same additions, whichever pipeline does them. If both groups and pipelines are powers
-of two, each pipeline sends a single sum.
+pipelines add these to theirs: the same additions, whichever pipeline does them. It sends each sum as soon as it is
+final, so only the last one costs time after the step's computing. With 48 groups, 2, 6, 12 or 24 pipelines send one sum
+each; 3, 4, 8 or 16 send at most two, and most other numbers at most three.
 
 The sums are in fp32. The final gradients may be rounded.
 """
@@ -33,11 +34,23 @@ def group_bounds(microbatches: int, groups: int) -> tuple[int, ...]:
     return tuple(microbatches * i // groups for i in range(groups + 1))
 
 
-def pipeline_bounds(microbatches: int, groups: int, pipelines: int) -> tuple[int, ...]:
-    """Return the first microbatch of each pipeline's share, then the number of microbatches. Each share is a nearly
-    equal number of whole groups.
+@lru_cache(maxsize=4096)
+def pipeline_shares(groups: int, pipelines: int) -> tuple[SumNode, ...]:
+    """Return the groups of each pipeline. The longest share is as short as possible. Within this limit each share ends
+    at the number of groups that the highest power of two divides, so that it consists of few nodes of the tree.
     """
-    return tuple(microbatches * (groups * d // pipelines) // groups for d in range(pipelines + 1))
+    longest, ends = -(-groups // pipelines), [0]
+    for left in range(pipelines - 1, 0, -1):  # shares after this one
+        least, end = max(ends[-1] + 1, groups - left * longest), min(ends[-1] + longest, groups - left)
+        while (rounder := end & (end - 1)) >= least:
+            end = rounder
+        ends.append(end)
+    return tuple(SumNode(first, end) for first, end in pairwise([*ends, groups]))
+
+
+def pipeline_bounds(microbatches: int, groups: int, pipelines: int) -> tuple[int, ...]:
+    """Return the first microbatch of each pipeline's share of whole groups, then the number of microbatches."""
+    return (0, *(microbatches * share.end // groups for share in pipeline_shares(groups, pipelines)))
 
 
 @lru_cache(maxsize=4096)
@@ -54,9 +67,12 @@ def most_microbatches(training: TrainingSpec, pipelines: int) -> int:
     return share_sizes(training.microbatches, training.groups, pipelines)[0]
 
 
-def halves(node: SumNode) -> tuple[SumNode, SumNode]:
-    """Return the two nodes whose sums add up to the sum of a node with several groups."""
-    middle = (node.first + node.end) // 2
+def halves(node: SumNode, groups: int) -> tuple[SumNode, SumNode]:
+    """Return the two nodes whose sums add up to the sum of a node with several groups. The whole step's node has equal
+    halves; in others the left half has the largest power of two that is less than the node's number of groups.
+    """
+    size = node.end - node.first
+    middle = node.first + (size // 2 if size == groups else 1 << (size - 1).bit_length() - 1)
     return SumNode(node.first, middle), SumNode(middle, node.end)
 
 
@@ -65,7 +81,7 @@ def parent(left: SumNode, right: SumNode, groups: int) -> SumNode | None:
     """Return the tree node whose halves are these two nodes; None if no node has them. groups: number of groups."""
     node = SumNode(0, groups)
     while node.end - node.first > 1:
-        first, second = halves(node)
+        first, second = halves(node, groups)
         if (first, second) == (left, right):
             return node
         if right.end <= first.end:
@@ -86,32 +102,35 @@ def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
             return (node,)
         if node.end <= share.first or share.end <= node.first:
             return ()
-        return tuple(part for half in halves(node) for part in within(half))
+        return tuple(part for half in halves(node, groups) for part in within(half))
 
     return within(SumNode(0, groups))
 
 
 @lru_cache(maxsize=4096)
-def most_sums(groups: int, pipelines: int) -> int:
-    """Return the largest number of partial sums, each of a gradient's size, that any pipeline sends for a gradient."""
-    shares = {SumNode(groups * d // pipelines, groups * (d + 1) // pipelines) for d in range(pipelines)}
-    return max(len(nodes_of(share, groups)) for share in shares)
+def sums_finished(groups: int, pipelines: int) -> frozenset[tuple[float, ...]]:
+    """Return, for each pipeline, when each sum that it sends is finished, as a fraction of its groups: in order, the
+    last at 1. Equal pipelines are given once.
+    """
+    return frozenset(
+        tuple((node.end - share.first) / (share.end - share.first) for node in nodes_of(share, groups))
+        for share in pipeline_shares(groups, pipelines)
+    )
 
 
 def tree_sum(sums: Mapping[SumNode, T], groups: int) -> T:
     """Return the sum over all groups, added in the tree's order. sums: values with a `+`, by nodes that together cover
     all groups.
     """
-    return sum_of(SumNode(0, groups), sums)
 
+    def total(node: SumNode) -> T:
+        if node in sums:
+            return sums[node]
+        left, right = halves(node, groups)
+        whole: T = add(total(left), total(right))
+        return whole
 
-def sum_of(node: SumNode, sums: Mapping[SumNode, T]) -> T:
-    """Return the sum over a node's groups, added in the tree's order. sums: by nodes that together cover this node."""
-    if node in sums:
-        return sums[node]
-    first, second = halves(node)
-    total: T = add(sum_of(first, sums), sum_of(second, sums))
-    return total
+    return total(SumNode(0, groups))
 
 
 def share_of(microbatches: Sequence[int], bounds: Sequence[int]) -> SumNode:

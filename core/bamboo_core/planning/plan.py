@@ -15,7 +15,7 @@ import msgspec
 
 from bamboo_core.checkpoint.layout import MOST_LAYERS, CheckpointId
 from bamboo_core.job.spec import MOST_STAGES, MOST_WORKERS, JobSpec, PipelineSchedule, RedundancyMode
-from bamboo_core.planning.gradient_groups import SumNode, are_bounds, group_bounds, share_of
+from bamboo_core.planning.gradient_groups import SumNode, are_bounds, group_bounds, nodes_of, share_of
 
 WorkerId = str
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -99,6 +99,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def shares(self) -> tuple[SumNode, ...]:
         """The groups that each pipeline runs. Raises ValueError if these are not whole, consecutive groups."""
         return tuple(share_of(part, self.bounds) for part in self.split)
+
+    def sums(self, pipeline: int) -> tuple[SumNode, ...]:
+        """Return the groups of each sum that a pipeline sends to the others, in order."""
+        return nodes_of(self.shares[pipeline], len(self.bounds) - 1)
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

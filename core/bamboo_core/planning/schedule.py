@@ -11,12 +11,14 @@ weights' gradients, which no other stage waits for, later. A stage then has work
 stages before it still run their backwards, which all begin earlier.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self, assert_never
 
 from bamboo_core.job.spec import PipelineSchedule, TopologySpec
 from bamboo_core.planning.cell_portions import Range
+from bamboo_core.planning.gradient_groups import SumNode
 from bamboo_core.planning.plan import Cell, Layout
 
 
@@ -72,8 +74,11 @@ class AddPartialSums:
 
 @dataclass(frozen=True, slots=True)
 class ScatterGradients:
-    """An instruction to send each other owner of this stage (one per pipeline) its chunk of a bucket, to be summed."""
+    """An instruction to send each other owner of this stage (one per pipeline) its chunk of a bucket of the sum over a
+    node's groups, to be added up.
+    """
 
+    node: SumNode
     bucket: int = 0
 
 
@@ -264,17 +269,30 @@ def portion_program(
     return [i for i in whole if i.microbatch >= left or (i.microbatch in again and not isinstance(i, BackwardWeight))]
 
 
-def reduction(last: Instruction, buckets: int) -> list[Instruction]:
+def with_early_sums(steps: Sequence[Instruction], sums: Mapping[int, SumNode], buckets: int) -> list[Instruction]:
+    """Return a cell's instructions with those that send finished sums: each directly after the last instruction of the
+    sum's last microbatch, so that it is on its way while later ones are computed; in a shared cell at the end.
+
+    sums: the nodes of the sums, by their last microbatch.
+    """
+    last = {getattr(one, "microbatch", None): place for place, one in enumerate(steps)}
+    sent: defaultdict[int, list[Instruction]] = defaultdict(list)
+    for microbatch, node in sums.items():
+        sent[last.get(microbatch, len(steps) - 1)] += (ScatterGradients(node, bucket) for bucket in range(buckets))
+    return [one for place, step in enumerate(steps) for one in (step, *sent[place])]
+
+
+def reduction(last: Instruction, node: SumNode, buckets: int) -> list[Instruction]:
     """Return the instructions that sum gradients over the pipelines, after a step's forwards and backwards.
 
     A bucket of layers is sent as soon as it is final: a last whole backward runs bucket by bucket, and while one bucket
     is computed the previous one is sent, and the one before that is summed. last: the instruction before these: a
-    backward, or `AddPartialSums` of a shared cell.
+    backward, or one of a shared cell. node: the cell's last sum; its earlier ones have been sent (`with_early_sums`).
     """
     rest = [BackwardRest(last.microbatch)] if type(last) is Backward else []
-    steps: list[Instruction] = [ScatterGradients(0)]
+    steps: list[Instruction] = [ScatterGradients(node)]
     for bucket in range(1, buckets):
-        steps += [*rest, ScatterGradients(bucket), ReduceGradients(bucket - 1)]
+        steps += [*rest, ScatterGradients(node, bucket), ReduceGradients(bucket - 1)]
     return [*steps, ReduceGradients(buckets - 1), GatherGradients(buckets)]
 
 
@@ -295,7 +313,9 @@ def program(
     if not portions:
         steps = [*order.program(cell.stage, stages, layout.split[cell.pipeline])]
     if layout.pipelines > 1:
-        steps += reduction(steps[-1], buckets)
+        *early, node = layout.sums(cell.pipeline)
+        steps = with_early_sums(steps, {layout.bounds[one.end] - 1: one for one in early}, buckets)
+        steps += reduction(steps[-1], node, buckets)
     if tied:
         steps += [ExchangeTied(), SumTied()]
     return [*steps, SyncReplicas(), ReportReady()]

@@ -49,8 +49,8 @@ def needs(
         case AddPartialSums(portions):
             return tuple(Address(FrameKind.PARTIAL_SUM, d, s, step, first, end) for first, end in portions)
         case ReduceGradients(bucket):
-            others = (e for e in range(layout.pipelines) if e != d)
-            return tuple(Address(FrameKind.CONTRIBUTION, d, s, step, bucket, e) for e in others)
+            others = (node for e in range(layout.pipelines) if e != d for node in layout.sums(e))
+            return tuple(Address(FrameKind.CONTRIBUTION, d, s, step, bucket, node.first) for node in others)
         case GatherGradients(buckets):
             chunks = ((b, e) for b in range(buckets) for e in range(layout.pipelines) if e != d)
             return tuple(Address(FrameKind.RESULT, d, s, step, b, e) for b, e in chunks)

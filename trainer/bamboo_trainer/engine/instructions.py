@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bamboo_core.planning.gradient_groups import nodes_of, tree_sum
+from bamboo_core.planning.gradient_groups import tree_sum
 from bamboo_core.planning.plan import ROOT
 from bamboo_core.planning.schedule import (
     AddPartialSums,
@@ -156,17 +156,15 @@ class Instructions:
             resume(work, portion, frame.payload, frame.tensors)
 
     def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
-        """Send other pipelines their chunks of a bucket (reduce-scatter), before `_reduce` overwrites the sum."""
+        """Send other pipelines their chunks of a sum (reduce-scatter), before `_reduce` overwrites it."""
         stage, work = self._parts(cell_step)
         assert cell_step.layout is not None
         (d, s), bucket, pipelines = cell_step.cell, instruction.bucket, cell_step.layout.pipelines
-        own = work.gradients.nodes(bucket)
+        total = work.gradients.of(instruction.node, bucket)
         for e in range(pipelines):
             if e != d:
-                piece = _chunk(stage.values.buckets[bucket], pipelines, e)
-                shares = tuple(_apart(total[piece]) for _, total in own)
-                address = Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, bucket, d)
-                self._outbox.emit(address, shares)
+                address = Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, bucket, instruction.node.first)
+                self._outbox.emit(address, (_apart(total[_chunk(stage.values.buckets[bucket], pipelines, e)]),))
 
     def _reduce(self, cell_step: CellStep, instruction: ReduceGradients) -> None:
         stage, work = self._parts(cell_step)
@@ -175,10 +173,9 @@ class Instructions:
         pipelines, groups = layout.pipelines, len(layout.bounds) - 1
         own, piece = work.gradients.nodes(bucket), _chunk(stage.values.buckets[bucket], pipelines, d)
         shares = {node: total[piece] for node, total in own}
-        for e in range(pipelines):
-            if e != d:
-                frame = cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, bucket, e))
-                shares |= zip(nodes_of(layout.shares[e], groups), frame.tensors, strict=True)
+        for node in (node for e in range(pipelines) if e != d for node in layout.sums(e)):
+            address = Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, bucket, node.first)
+            (shares[node],) = cell_step.take(address).tensors
         cell_step.final = own[-1][1]
         total = cell_step.final[piece]
         for some in pieces(total.numel()):

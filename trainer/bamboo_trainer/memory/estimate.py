@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from bamboo_core.job.spec import JobSpec, in_force
-from bamboo_core.planning.gradient_groups import most_microbatches
+from bamboo_core.planning.gradient_groups import most_microbatches, sums_finished
 from bamboo_core.planning.grid import Roles, worker_roles
 from bamboo_core.planning.profile import LayerBytes
 from bamboo_core.planning.splits.device_stages import device_roles
@@ -232,7 +232,8 @@ def _account(
     def logged(s: int) -> int:
         first, end = stages[s]
         boundary = sizes[end - 1].bytes.boundary + (sizes[first].inputs if s else 0)
-        shared = total(lambda layer: layer.gradients, s) if pipelines > 1 else 0
+        chunks = 1 + max(map(len, sums_finished(spec.training.groups, pipelines)))  # of its sums, and of the result
+        shared = total(lambda layer: layer.gradients, s) * chunks * (pipelines - 1) // pipelines
         return KEPT_STEPS * (microbatches * boundary + shared)
 
     def finished_sums() -> int:

@@ -351,6 +351,10 @@ class GradientSum:
         self._open.discard(bucket)
         return tuple(nodes)
 
+    def of(self, node: SumNode, bucket: int) -> Tensor:
+        """Return the sum of one of `nodes`, which is finished, in a bucket at least."""
+        return dict(self._done if node.end <= self._group else self.nodes(bucket))[node]
+
     def total(self) -> Tensor:
         """Return the sum over all groups of the step, all of which must be summed here."""
         ((_, total),) = self.nodes()

@@ -139,8 +139,7 @@ def _reduction(
 
     Then yield the sums that workers with portions of the cell send to the owner. receivers: from `_receivers`.
     """
-    owner, bounds = plan.at(cell).owner, layout.bounds
-    sums = len(nodes_of(layout.shares[cell.pipeline], len(bounds) - 1))
+    owner, bounds, sums = plan.at(cell).owner, layout.bounds, len(layout.sums(cell.pipeline))
     for them in receivers:
         receiver = next((worker for worker in them if worker != owner), None)
         if receiver is not None:

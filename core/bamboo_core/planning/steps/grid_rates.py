@@ -22,7 +22,7 @@ from bamboo_core.job.spec import (
     schedules,
     whole_workers,
 )
-from bamboo_core.planning.gradient_groups import most_microbatches, most_sums, share_sizes
+from bamboo_core.planning.gradient_groups import most_microbatches, share_sizes, sums_finished
 from bamboo_core.planning.grid import assignments, layer_ranges
 from bamboo_core.planning.plan import Layout, Plan
 from bamboo_core.planning.profile import ModelFigures
@@ -315,7 +315,7 @@ class GridRates:
             mode=self._redundancy(grid).mode,
             device_layers=device_layers(self.spec, ranges, self.figures.costs),
         )
-        return AlikePipelines(plan, plan.target, grid.pipelines, most_sums(training.groups, grid.pipelines))
+        return AlikePipelines(plan, plan.target, grid.pipelines, sums_finished(training.groups, grid.pipelines))
 
     def _least(self, grid: Grid) -> float:
         """Return a lower bound of a step's seconds: one device runs an even share or more, one the longest layer."""

@@ -14,7 +14,7 @@ import msgspec
 
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.cell_portions import kept_by, ranges
-from bamboo_core.planning.gradient_groups import most_sums
+from bamboo_core.planning.gradient_groups import sums_finished
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.profile import Layer, ModelFigures
 from bamboo_core.planning.schedule import StageOrder, postpones_weights
@@ -92,7 +92,7 @@ class AlikePipelines:
     plan: Plan
     layout: Layout
     pipelines: int  # the number of pipelines
-    sums: int  # the most partial sums of a gradient that one pipeline sends
+    sums: frozenset[tuple[float, ...]]  # when those that each sends are finished (`sums_finished`)
 
 
 class StepModel:
@@ -285,7 +285,7 @@ class StepModel:
         """Return the second at which all workers have received the commit. ends: when the cells have done their
         forwards and backwards. alike: the equal pipelines for which the plan's pipelines stand.
         """
-        sums = alike.sums if alike else most_sums(len(layout.bounds) - 1, layout.pipelines)
+        sums = alike.sums if alike else sums_finished(len(layout.bounds) - 1, layout.pipelines)
         stages, network = self.stages(plan.stages), self.figures.network
         sent: Counter[str] = Counter()
         taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are taken
@@ -300,12 +300,12 @@ class StepModel:
             number = alike.pipelines if alike else len(owners)
             if number > 1:
                 machines = {machine(owner) for owner in owners}
-                whole = stages.gradients[s] * (1 + sums)  # reduced chunks; sums of each pipeline
-                size = whole * ((number - 1) / number)
+                size = stages.gradients[s] * ((number - 1) / number)  # of a pipeline's sum, and of its reduced chunk
                 rate = min(self._link(stages.gradients[s] / number) * (number - 1), network.machine)
-                over = max(done, *(taken[one] for one in machines)) + size / rate
+                early = max(_early_sums_sent(finished, done, size / rate) for finished in sums)
+                over = max(done, early, *(taken[one] for one in machines)) + 2 * size / rate
                 for one in machines:
-                    sent[one] += round(size)
+                    sent[one] += round(size * (max(map(len, sums)) + 1))
                     taken[one] = over
                 done = over + 2 * network.latency
             for cell in cells:
@@ -358,6 +358,17 @@ class StepModel:
         least = max([least, *(size / self._link(size) for size in followed.values())])
         least = max([least, *(total / network.machine for total in (*out.values(), *into.values()))])
         return max([least, *(work.get(w, 0.0) + sum(stages.update[s] for s in held) for w, held in holds.items())])
+
+
+def _early_sums_sent(finished: Sequence[float], done: float, each: float) -> float:
+    """Return the second at which a pipeline has sent all its sums but the last, one after the other.
+
+    finished: when each sum is finished, as a fraction of `done`. each: seconds to send one.
+    """
+    over = 0.0
+    for fraction in finished[:-1]:
+        over = max(over, fraction * done) + each
+    return over
 
 
 def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: Mapping[WorkerId, float]) -> bool:
