@@ -20,7 +20,6 @@ from bamboo_core.planning.steps.step_times import ALMOST, AlikePipelines, Stages
 
 SNAPSHOT_BYTES = 3e9  # per second, from a V100 to pageable host memory
 NOTHING = Grid(0, 0)  # trains nothing
-SETTLED = 8  # microbatches beyond two per stage, after which each further one adds the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,19 +249,11 @@ class Costs:
         return seconds
 
     def _ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
-        """Return the seconds after which each stage of a pipeline is done. Beyond a number of microbatches each further
-        one adds the same time.
-        """
-        ends = self._pipelines.get((stages, microbatches, order))
-        if ends is None:
-            most = 2 * stages + SETTLED
-            ends = self._rates.pipeline_ends(stages, min(microbatches, most), order)
-            if microbatches > most:
-                before = self._rates.pipeline_ends(stages, most - stages, order)
-                more = (microbatches - most) * (max(ends) - max(before)) / stages
-                ends = tuple(end + more for end in ends)
-            self._pipelines[stages, microbatches, order] = ends
-        return ends
+        """Return the seconds after which each stage of a pipeline is done."""
+        key = stages, microbatches, order
+        if key not in self._pipelines:
+            self._pipelines[key] = self._rates.pipeline_ends(*key)
+        return self._pipelines[key]
 
     def rate(self, grid: Grid) -> float:
         """Return the samples per second; 0 for no grid."""

@@ -68,6 +68,11 @@ def test_the_best_numbers_of_stages_are_those_of_the_fastest_grids() -> None:
             assert costs.best_stages(nodes, range(1, 7), count) == ordered[:count]
 
 
+def test_long_pipelines_of_equal_lengths_take_as_long_as_their_grid() -> None:
+    costs = published_job(read_profile("bert-v100")).place.costs
+    assert costs.uneven((14, 14)) == pytest.approx(costs.step(Grid(14, 2)))
+
+
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
 @pytest.mark.parametrize("lengths", [(3, 2), (4, 4, 4), (3, 3, 2, 2, 2), (6, 1), (2,) * 9])
 def test_each_microbatch_is_for_the_pipeline_that_is_done_with_it_first(
