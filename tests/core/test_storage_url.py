@@ -60,6 +60,8 @@ REFUSED = [
     "abfs://user:hunter22@a.dfs.core.windows.net/r",
     "https://user:hunter22@host/x?token=hunter22",
     "s3://[hunter22@x/",
+    "s3://key:hunter22@bucket/run\n",
+    "s3\x01://key:hunter22@bucket/run",
 ]
 
 

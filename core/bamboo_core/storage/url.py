@@ -56,7 +56,7 @@ def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
     with contextlib.suppress(UnicodeError):
         url = os.fsencode(url).decode()  # an argument with characters that the locale lacks
     if not url or not url.isprintable():
-        raise ValueError(f"{what} {one_line(url, 100)!r}: expected {EXPECTED}")
+        raise ValueError(f"{what} {one_line(shown_url(url), 100)!r}: expected {EXPECTED}")
     match = _SCHEME.fullmatch(url)
     if not match:
         return _file(os.fsdecode(url.encode()))
@@ -94,10 +94,9 @@ def _file(path: str) -> StoreUrl:
 
 def shown_url(url: str) -> str:
     """Return the URL for messages and logs, with "..." for user (except abfs's container), password and parameters."""
-    match = _SCHEME.fullmatch(url)
-    if not match:
+    scheme, colon, rest = url.partition("://")
+    if not colon:
         return one_line(url)
-    scheme, rest = match.groups()
     place, slash, path = re.split(r"(?<=[?#])", rest, maxsplit=1)[0].partition("/")
     user, at, host = place.rpartition("@")
     shown = user if scheme.lower() in ("abfs", "abfss") and ":" not in user else "..."
