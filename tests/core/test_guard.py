@@ -53,6 +53,11 @@ def test_without_checkpoints_it_ends_at_the_first_one() -> None:
     owner, shadow = differ(world, 4)
     assert (world.end.outcome, world.end.reason) == (Outcome.FAILED, "ResultsDiffer")
     assert f"{shadow} and {owner} hold other bits of stage 1 after 4 steps" in world.end.message
+    later = made(3)
+    save(later)
+    differ(later, 4)
+    later.settle()
+    assert (later.end.outcome, later.end.reason) == (Outcome.FAILED, "ResultsDiffer"), "no checkpoint is from before"
 
 
 def test_a_checkpoint_becomes_one_when_all_who_write_it_have_told_the_same() -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import copies, restoring, saving
-from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker, Send
+from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker, RestoreCause, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
 from bamboo_core.coordinator.records.job import Recovery
 from bamboo_core.coordinator.records.workers import Notice
@@ -251,7 +251,8 @@ def _start(turn: Turn) -> None:
         return
     back, state = turn.state.restoring, turn.state
     if state.phase == "Restoring" and back.found is None and not restoring.may_begin_again(state):
-        turn.finish(Outcome.UNRECOVERABLE, back.reason, f"{back.message}; there is no checkpoint to go back to")
+        outcome = Outcome.FAILED if back.reason == RestoreCause.RESULTS_DIFFER else Outcome.UNRECOVERABLE
+        turn.finish(outcome, back.reason, f"{back.message}; there is no checkpoint to go back to")
         return
     fit = fitting(state)
     ready = [r.peer for w, r in state.ready.items() if state.stays(w) and r.cut_since is None and w in fit]
