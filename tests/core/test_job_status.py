@@ -39,6 +39,9 @@ def test_a_long_step_goes_on_as_long_as_microbatches_are_finished() -> None:
 
 def test_a_spare_worker_whose_replicas_are_in_step_is_on_standby() -> None:
     world = World(1, 1, 1)
+    world.deliver()
+    world.deliver()
+    assert (world.plans, status(world.state, world.now).ready) == ([], 1), "it has loaded its task, and waits"
     world.settle()
     plan = world.plan
     (spare,) = world.state.workers.keys() - {plan.at(c).owner for c in plan.cells()}

@@ -109,6 +109,7 @@ def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
         "digests": (),
         "replicas": int(all(held for row in grid for _, held in row)),
         "wanted": 2,
+        "ready": sum(state is not WorkerState.STARTING for _, state in workers),
     }
     return Status(grid=grid, workers=workers, **{**usual, **values})
 

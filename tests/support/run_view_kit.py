@@ -37,6 +37,7 @@ STATUS = Status(
     notices=0,
     takeovers=(TAKEOVER,),
     wanted=3,
+    ready=3,
     digests=("aa", "bb"),
     memory=(("w0", Memory(peak=7, limit=4 << 20)), ("w1", Memory(peak=3 << 20, limit=4 << 20))),
     traffic=(("w0", Traffic(sync=4 << 20, activation=1536)), ("w2", Traffic(gradient=5))),

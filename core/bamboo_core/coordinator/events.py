@@ -357,6 +357,7 @@ class Status:
     lacks_room: bool = False
     mode: RedundancyMode | None = None  # in force
     wanted: int = 0  # workers that the job should have, including standbys
+    ready: int = 0  # workers that have loaded their task
     replicas: int | None = None  # copies in step of the least replicated stage; other pipelines' owners count
     nodes: int | None = None  # nodes that hold the least spread stage in step
 

@@ -42,6 +42,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         stopped_early=stop.why if stop else "",
         grid_choice="; ".join(filter(None, (state.grids.announced, state.grids.unmet, state.holding.reason))),
         wanted=holding.to_have(state),
+        ready=len(state.ready),
         first_loss=state.progress.first_loss,
         loss=losses[-1] if losses else None,
         losses=losses,

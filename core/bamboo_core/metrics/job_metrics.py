@@ -45,7 +45,7 @@ def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -
     counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
     for state in WorkerState:
         page.add(table.JOB_WORKERS, counts[state], *job, state.value)
-    page.add(table.JOB_READY_WORKERS, counts.total() - counts[WorkerState.STARTING], *job)
+    page.add(table.JOB_READY_WORKERS, status.ready if status else 0, *job)
     page.add(table.JOB_PIPELINES, len(status.grid) if status else 0, *job)
     page.add(table.JOB_UNPROTECTED_STAGES, len(status.unprotected) if status else 0, *job)
     page.add(table.JOB_DESIRED_REPLICAS, spec.redundancy.kept, *job)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from bamboo_core.coordinator.events import Outcome, Status, WorkerState
+from bamboo_core.coordinator.events import Outcome, Status
 from bamboo_core.coordinator.protection import OFF, counts_nodes, protection
 from bamboo_core.job.api_object import Metadata, read_api_part, whole_seconds
 from bamboo_core.job.fields import MAX_INT64
@@ -100,12 +100,11 @@ def _names(spec: JobSpec, workers: Sequence[WorkerId]) -> str:
 
 def run_status(live: Status, now: datetime) -> BambooJobStatus:
     """Build a BambooJob's status from a coordinator's: no conditions, no cost, counts since the coordinator began."""
-    ready = sum(1 for _, state in live.workers if state is not WorkerState.STARTING)
     kept = live.checkpoint
     return BambooJobStatus(
         state=live.phase,
         pipelines=PipelineCounts(desired=len(live.grid), ready=len(live.grid)),
-        workers=WorkerCounts(desired=live.wanted, ready=ready),
+        workers=WorkerCounts(desired=live.wanted, ready=live.ready),
         preemptions=live.preemptions,
         takeovers=len(live.takeovers),
         restores=kept.counts.restored if kept else 0,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from bamboo_core.coordinator.events import Outcome, Status, WorkerState
+from bamboo_core.coordinator.events import Outcome, Status
 from bamboo_core.coordinator.protection import UNHEARD, counts_nodes, crowd, protection
 from bamboo_core.job.spec import RedundancyMode, gives_back, whole_workers
 from bamboo_core.job.status import ReportedCondition
@@ -65,9 +65,8 @@ class RuleInput:
         return ConditionResult(False, "Suspended", "the job is suspended") if self.facts.suspended else None
 
     def ready(self) -> int:
-        """Return the number of workers that are leaving or, once there is a plan, have loaded their task."""
-        workers = self.status.workers if self.status else ()
-        return sum(1 for _, state in workers if state is not WorkerState.STARTING)
+        """Return the number of workers that have loaded their task."""
+        return self.status.ready if self.status else 0
 
     @property
     def pods(self) -> Mapping[str, int]:
