@@ -87,8 +87,9 @@ def _other_data(known: protocol.WorkerReady, report: protocol.WorkerReady) -> tu
     """Return how the first worker's data and another's differ, as (first, other); None if they match or are unknown."""
     if not report.samples:
         return None
-    if (known.samples, known.steps) != (report.samples, report.steps):
-        return count(known.samples, "sample"), count(report.samples, "sample")
+    for first, other, thing in ((known.samples, report.samples, "sample"), (known.steps, report.steps, "step")):
+        if first != other:
+            return count(first, thing), count(other, thing)
     return difference(known.data, report.data) if known.data and report.data else None
 
 
