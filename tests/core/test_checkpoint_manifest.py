@@ -39,6 +39,8 @@ def test_a_manifest_survives_its_file():
     assert decode(encode(MANIFEST)) == MANIFEST == decode(sealed(document()))
     assert MANIFEST.place.folder == "step-000000200-5f0c"
     assert MANIFEST.bytes == sum(part.bytes for part in made_up_parts(200))
+    with pytest.raises(ValueError, match="be read as another one"):
+        encode(replace(MANIFEST, score=float("nan")))
 
 
 def test_every_torn_or_changed_manifest_is_found():

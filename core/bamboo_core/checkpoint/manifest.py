@@ -152,7 +152,8 @@ def encode(manifest: CheckpointManifest) -> bytes:
     digest = hashlib.sha256(inner).hexdigest()
     data = msgspec.json.encode(_Envelope(format=FORMAT, sha256=digest, manifest=msgspec.Raw(inner)))
     try:
-        assert decode(data) == manifest
+        if decode(data) != manifest:
+            raise CheckpointDamaged("it would be read as another one")
     except CheckpointDamaged as error:
         raise ValueError(f"no such manifest can be written: {error}") from None
     return data
