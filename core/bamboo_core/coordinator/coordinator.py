@@ -216,7 +216,7 @@ def _tick(turn: Turn) -> None:
     limit = state.spec.progress_deadline_seconds
     restoring.check_deadline(turn)
     since = max(state.progress.last_at, *(record.worked_at for record in state.workers.values()), 0.0)
-    if state.phase == "Running" and limit and now - since > limit and not waited:
+    if state.phase == "Running" and now - since > limit and not waited:
         doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
         turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"nothing was trained for {limit} s: {doing}")
     if not waited:

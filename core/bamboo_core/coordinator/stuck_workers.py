@@ -59,9 +59,7 @@ def hint(turn: Turn) -> None:
     more = f"; and {count(len(long) - MOST_HINTS, 'other')}" if len(long) > MOST_HINTS else ""
     what = "no step was committed" if state.phase == "Running" else "training did not begin"
     deadline = state.spec.progress_deadline_seconds
-    until = (
-        f"; the job waits until its progress deadline of {deadline} s" if deadline and state.phase == "Running" else ""
-    )
+    until = f"; the job waits until its progress deadline of {deadline} s" if state.phase == "Running" else ""
     turn.do(Emit("NoProgress", f"{what} for {turn.now - since:.0f} s: {doing}{more}{until}", True))
 
 

@@ -202,7 +202,7 @@ def next_plan(turn: Turn) -> Plan | None:
     While layers move, only the loss of a worker leads to another plan.
     """
     state, plan, resplit = turn.state, turn.state.current_plan, turn.state.splits.resplit
-    if plan.sources and plan.worker_ids() <= state.workers.keys():
+    if plan.sources and not state.lost(plan):
         return None
     cut = plan.restore if plan.sources else resplit.cut if resplit else None
     early = not plan.sources and resplit is not None and turn.now - resplit.since < COPIES_SECONDS
@@ -227,7 +227,7 @@ def last_plan(turn: Turn) -> Plan | None:
     Also record how long the cut stopped training.
     """
     state, plan = turn.state, turn.state.plan
-    if plan is None or not has_begun(state) or not plan.worker_ids() <= state.workers.keys():
+    if plan is None or not has_begun(state) or state.lost(plan):
         return None
     resplit = state.splits.resplit
     stopped = turn.now - resplit.since if resplit else None
@@ -239,7 +239,7 @@ def last_plan(turn: Turn) -> Plan | None:
 def is_lost(turn: Turn) -> bool:
     """Return whether a layer of the cut was lost with its holders while layers move."""
     plan = turn.state.current_plan
-    return not plan.worker_ids() <= turn.state.workers.keys() and _sources(turn.state, plan) is None
+    return bool(turn.state.lost(plan)) and _sources(turn.state, plan) is None
 
 
 def _sources(state: CoordinatorState, plan: Plan) -> Sources | None:

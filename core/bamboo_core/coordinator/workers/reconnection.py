@@ -1,7 +1,5 @@
 """Reconnection after a restart of the coordinator: how long it waits for its workers, which train on meanwhile."""
 
-import math
-
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import restoring
 from bamboo_core.coordinator.events import Emit, RemoveWorker, Send
@@ -50,7 +48,7 @@ def recovered(turn: Turn) -> bool:
 def _await_the_first(turn: Turn) -> None:
     """Wait for a first worker to reconnect: until the progress deadline if any may live, else RECOVERY_SECONDS."""
     state = turn.state
-    patience = (state.spec.progress_deadline_seconds or math.inf) if state.membership.requested else RECOVERY_SECONDS
+    patience = state.spec.progress_deadline_seconds if state.membership.requested else RECOVERY_SECONDS
     waited = turn.now - state.course.since
     if waited >= patience:
         _nobody_came_back(turn, f"no worker of the job came back within {patience:g} s")
