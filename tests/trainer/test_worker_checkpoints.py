@@ -288,6 +288,20 @@ class Slow(LocalFiles):
         super().write(path, chunks)
 
 
+def test_an_end_awaits_no_store_that_hangs(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages, worker, disk = trained(tmp_path, 1, 1), Worker(folder), Slow(folder, 9)
+    worker.save(stages, at(1), disk)
+    worker.part.keep(at(9), stages[0].values.layer_states(), 0.0)
+    assert disk.begun.wait(SECONDS)
+    for _ in range(worker_checkpoints.MOST_WAITING + 1):
+        worker.part.obey(protocol.FindCheckpoint(number=1))
+    monkeypatch.setattr(worker_checkpoints, "END_SECONDS", 0.0)
+    threading.Timer(5.0, disk.may.set).start()
+    worker.part.close()
+    assert not disk.may.is_set()
+    disk.may.set()
+
+
 def test_a_worker_that_ends_commits_what_is_written_in_whole_and_removes_what_is_given_up(
     tmp_path: Path, folder: Path
 ) -> None:

@@ -95,7 +95,7 @@ class WorkerCheckpoints:
         self._url = spec.checkpoint.place(spec.name) if spec.checkpoint else last_state
         self._reports: tuple[AboutCheckpoint, ...] = ()  # the newest messages, about one checkpoint
         self._digest = numbers_digest(spec)
-        self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._store: CheckpointStore | None = None
         self._opening = threading.Lock()
@@ -183,9 +183,9 @@ class WorkerCheckpoints:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
             self._thread.start()
-        try:
-            self._work.put_nowait(work)
-        except queue.Full:
+        if self._work.qsize() < MOST_WAITING:
+            self._work.put(work)
+        else:
             if isinstance(work, _Layers):
                 work.states.clear()
             if not isinstance(work, FindCheckpoint | _Remains):
