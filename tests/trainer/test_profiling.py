@@ -1,6 +1,8 @@
 """`bamboo profile`: measurements of a task's layers, and the command."""
 
 import json
+import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app
 from bamboo.profiles.files import read_profile
 from bamboo_trainer.profiling import loopback, profile
+from bamboo_trainer.stage.stage import build_stage
 from profiling_kit import manifest
 
 
@@ -27,6 +30,19 @@ def test_a_wrong_task_is_told_in_a_sentence() -> None:
     assert "wide" in profile(manifest(wide=3), 1)["problem"]
     told = profile(manifest("bamboo_trainer.models.nothing:build"), 1)["problem"]
     assert "bamboo_trainer.models.nothing" in told
+
+
+def test_one_layer_is_in_memory_at_a_time_and_a_failed_connection_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[weakref.ref[Any]] = []
+
+    def build(*given: Any) -> Any:
+        assert not any(one() for one in built)
+        built.append(weakref.ref(stage := build_stage(*given)))
+        return stage
+
+    monkeypatch.setattr("bamboo_trainer.profiling.build_stage", build)
+    monkeypatch.setattr("bamboo_trainer.profiling.loopback", lambda: os.stat("/nowhere"))
+    assert ("No such file" in profile(manifest(), 1, 0.0)["problem"], len(built)) == (True, 5)
 
 
 def test_a_connection_within_this_machine_carries_something() -> None:

@@ -9,6 +9,7 @@ backward, without a GPU. `bamboo_trainer.tasks.inspection` adds up one number by
 operation is kept with its products and its bytes, since how long it takes depends on the device.
 """
 
+import gc
 import math
 import socket
 import statistics
@@ -46,8 +47,6 @@ from bamboo_trainer.worker.work_clock import WorkClock
 
 FEWEST: Final = 5  # times, to know anything about their median
 NOTCH: Final = 1.57  # times interquartile range / sqrt(n): half the interval of a median (McGill, 1978)
-
-
 BOUND: Final = 0.03  # relative uncertainty of a median that is accepted
 FLOOR: Final = 20e-6  # absolute uncertainty that is accepted, in seconds
 
@@ -89,8 +88,7 @@ def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECO
     began = time.monotonic()
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)
-    answer = result_or_problem(lambda: _profile(spec, repeats, seconds, began))
-    return answer if "problem" in answer else answer | {"loopback": loopback()}
+    return result_or_problem(lambda: _profile(spec, repeats, seconds, began) | {"loopback": loopback()})
 
 
 def _profile(spec: JobSpec, repeats: int, seconds: float, began: float) -> dict[str, Any]:
@@ -159,6 +157,8 @@ def _measured(
             left -= time.monotonic() - began
             measured.append(LayerTimes(forward, backward, _update(clock, stage, work, repeats)))
             inputs = outputs
+            del stage, work
+            gc.collect()  # a stage's parts refer to each other
     finally:
         reader.close()
     return measured
