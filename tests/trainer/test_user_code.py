@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import reference
+from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.from_module import example_of
 from bamboo_trainer.tasks import user_code
 from bamboo_trainer.tasks.inspection import layer_costs
@@ -169,11 +170,12 @@ class Numbered(torch.utils.data.Dataset[int]):
     [
         (Numbered(), "and Numbered has no batch; bamboo_trainer.data.Indexed makes one of it"),
         (iter(()), "and tuple_iterator has no batch"),
+        (TensorDataset((torch.ones(0, 2),), (torch.ones(0, 2),)), "is empty"),
     ],
 )
 def test_what_gives_no_batches_is_no_dataset(dataset, said):
     """A dataset that gives no batches is refused, for a task's length and for a module's example inputs."""
-    expected = f"^the dataset: expected len\\(\\) and batch\\(indices\\), {re.escape(said)}$"
+    expected = f"^the dataset(: expected len\\(\\) and batch\\(indices\\),)? {re.escape(said)}$"
     with pytest.raises(TaskError, match=expected):
         dataset_length(replace(small_task(), dataset=dataset))
     with pytest.raises(TaskError, match=expected):

@@ -18,7 +18,7 @@ from bamboo_trainer.split.recording import CannotSplit, Form, Recording, put_tog
 from bamboo_trainer.task import Dataset, Evaluation, Parts, Task
 from bamboo_trainer.tasks.inspection import failing_quietly, values_wanted
 from bamboo_trainer.tasks.task_errors import TaskError, describe
-from bamboo_trainer.tasks.user_code import check_dataset
+from bamboo_trainer.tasks.user_code import check_dataset, length_of
 
 Read = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """A function from tensors without values, by name, to values for some of them, such as pretrained weights."""
@@ -388,10 +388,11 @@ def task_of_split(
 
 
 def example_of(dataset: Dataset) -> Parts:
-    """Return the inputs of EXAMPLE samples of a dataset. Raises TaskError if it has no `batch`."""
+    """Return the inputs of EXAMPLE samples of a dataset. Raises TaskError if it has no `batch`, or is empty."""
     check_dataset(dataset)
+    length = length_of(dataset)
     with torch.random.fork_rng(devices=[]):
-        given, _ = dataset.batch([n % len(dataset) for n in range(EXAMPLE)])
+        given, _ = dataset.batch([n % length for n in range(EXAMPLE)])
     return given
 
 
