@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.models.sequences import check_sizes, language_model, read_settings
+from bamboo_trainer.models.sequences import check_sizes, check_tokens, language_model, read_settings
 from bamboo_trainer.task import Parts, Task, TrainingFacts
 
 _COMMON: Final = {"vocabulary": 30522, "positions": 512, "dropout": 0.1, "maskToken": 103}
@@ -81,6 +81,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     """Build a task that trains BERT. config: task.config. Raises StorageError, or ValueError naming the key."""
     c = read_settings(config, SIZES, "large")
     check_sizes(c)
+    check_tokens(torch.tensor(c["maskToken"]), c["vocabulary"], "maskToken")
     return language_model(
         (BertEmbedding, BertBlock, BertHead), c, training, objective="masked", mask_token=c["maskToken"]
     )

@@ -134,7 +134,7 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
     """Build a task that trains Llama. config: task.config. Raises StorageError, or ValueError naming the key."""
     c = read_settings(config, SIZES, "3.2-1b")
-    whole_numbers(c, "vocabulary", "positions", "width", "inner", "heads", "keyHeads", "blocks")
+    whole_numbers(c, "vocabulary", "positions", "width", "inner", "heads", "keyHeads", "blocks", "theta")
     if c["width"] % (2 * c["heads"]):
         raise ValueError(f"width must be a multiple of 2 heads = {2 * c['heads']}, got {c['width']}")
     if c["heads"] % c["keyHeads"]:

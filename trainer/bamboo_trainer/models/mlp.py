@@ -33,6 +33,8 @@ class MlpConfig:
             least = 1 if type(value) is int else 0
             if value < least:
                 raise ValueError(f"{camel(name)} must be at least {least}, got {value}")
+        if not self.learning_rate:
+            raise ValueError("learningRate must be positive, got 0.0")
 
 
 class Lift(nn.Module):
