@@ -141,3 +141,6 @@ def test_a_link_that_leads_back_is_not_followed(tmp_path):
     (tmp_path / "b").symlink_to(tmp_path / "a")
     names = [source.name for source in open_sources(str(tmp_path))]
     assert names == [f"{tmp_path}/a/x.tokens", f"{tmp_path}/b/x.tokens"]
+    (tmp_path / "a" / "y.tokens").symlink_to("gone")
+    with pytest.raises(ValueError, match=f"^cannot read {tmp_path}/a/y.tokens: No such file"):
+        open_sources(str(tmp_path))

@@ -38,6 +38,8 @@ def test_the_format_is_the_documented_one(tmp_path):
     assert struct.unpack("<8sIIQQQ", data[:40]) == (b"BAMBOOTK", 1, 2, 4, 2, 300)
     assert np.frombuffer(data[64:72], "<u2").tolist() == [1, 2, 3, 4]
     assert np.frombuffer(data[72:], "<u8").tolist() == [3, 4]
+    with pytest.raises(ValueError, match="there is a token -1 in a vocabulary of 300"):
+        written(tmp_path / "b.tokens", [[5, -1, 6]], 300)
 
 
 @pytest.mark.parametrize(

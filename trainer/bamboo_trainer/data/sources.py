@@ -104,12 +104,15 @@ Source = LocalFile | CachedFile
 
 def open_sources(path: str) -> Sequence[Source]:
     """Open the files of tokens at a path or URL: the file itself (at a URL, *.tokens), or all files *.tokens in the
-    folder and its subfolders, sorted by name, except hidden ones. Raises ValueError if there is none or the URL is
+    folder and its subfolders, sorted by name, except hidden ones. Raises ValueError if there is none, one is unreadable or the URL is
     invalid, StorageError if an object store fails.
     """
     parsed = parse_url(path, "the path or URL of data")
     if parsed.protocol == "file":
-        return _local(parsed.path)
+        try:
+            return _local(parsed.path)
+        except OSError as error:
+            raise ValueError(f"cannot read {error.filename or parsed.path}: {error.strerror}") from error
     remote = RemoteFiles(path)
     files = [CachedFile(remote, entry) for entry in remote.list() if _is_one(entry.name)]
     if not files:

@@ -117,8 +117,9 @@ class TokenWriter:
         outside of the vocabulary.
         """
         numbers = np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else np.asarray(tokens, dtype=np.int64)
-        if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= self._vocabulary):
-            raise ValueError(f"there is a token {int(numbers.max())} in a vocabulary of {self._vocabulary}")
+        for token in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
+            if not 0 <= token < self._vocabulary:
+                raise ValueError(f"there is a token {token} in a vocabulary of {self._vocabulary}")
         self._file.write(numbers.astype(self._type).tobytes())
         self.tokens += len(numbers)
         self._ends.append(self.tokens)
