@@ -47,13 +47,14 @@ def exact_sums(
 
 
 def quotient(total: Sequence[float], weight: Sequence[float]) -> float:
-    """Divide two exactly rounded sums, given by their terms; NaN if one is not finite or the weight is 0."""
+    """Divide two exactly rounded sums, given by their terms; NaN if one or the result is not finite, or the weight is 0."""
     if not all(map(math.isfinite, (*total, *weight))):
         return math.nan  # fsum raises if they include infinities of both signs
     try:
-        return math.fsum(total) / math.fsum(weight)
+        ratio = math.fsum(total) / math.fsum(weight)
     except (OverflowError, ZeroDivisionError):
         return math.nan
+    return ratio if math.isfinite(ratio) else math.nan
 
 
 Sums = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # by name: the terms of a sum, and of its weight
