@@ -161,7 +161,10 @@ def broken(done: Committed, memory: Any) -> Decision:
         (lambda done, memory: None, "returned NoneType, expected a Decision"),
         (lambda done, memory: Decision(learning_rate=math.nan), "learning_rate=nan, expected a finite number"),
         (lambda done, memory: Decision(learning_rate=-1), "learning_rate=-1, expected a finite number"),
+        (lambda done, memory: Decision(learning_rate=True), "learning_rate=True, expected a finite number"),
         (lambda done, memory: Decision(frozen="0.*"), r"frozen='0.\*', expected names such as"),
+        (lambda done, memory: Decision(frozen=None), "frozen=None, expected names such as"),  # type: ignore[arg-type]
+        (lambda done, memory: Decision(frozen=map(str, "0")), "expected names such as"),  # type: ignore[arg-type]
         (lambda done, memory: Decision(memory={"x": math.inf}), r"returned inf as memory\['x'\], expected a finite"),
         (lambda done, memory: Decision(memory={"x": "y"}), r"returned 'y' as memory\['x'\]"),  # type: ignore[dict-item]
         (lambda done, memory: Decision(memory={str(n): n for n in range(65)}), "expected at most 64 numbers by name"),

@@ -177,6 +177,7 @@ def test_what_cannot_be_evaluated_is_told_when_the_task_is_loaded(task: Task, me
     [
         (lambda outputs, targets: outputs[0], r"metric 'it' returned a tensor \[2, 2\], expected one number"),
         (lambda outputs, targets: "good", "metric 'it' returned str, expected one number"),
+        (lambda outputs, targets: (1.0, -1.0), "metric 'it': the weight must be a finite number of at least 0"),
         (lambda outputs, targets: outputs[7], r"evaluation.metrics\['it'\] raised IndexError"),
     ],
 )

@@ -78,11 +78,11 @@ def sum_and_weight(name: str, value: object, samples: int) -> Sum:
     """Return the sum and weight of a metric's result for a batch. value: `Weighted`, a pair (sum, weight), or a mean
     over the batch's `samples`. Raises TaskError for any other.
     """
+    if isinstance(value, tuple) and len(value) == 2:
+        value = Weighted(*value)
     if isinstance(value, Weighted):
         total, weight = parted(value, f"the metric {name!r}")
         return _number(name, total), weight or 0.0
-    if isinstance(value, tuple) and len(value) == 2:
-        return _number(name, value[0]), _number(name, value[1])
     return _number(name, value) * samples, float(samples)
 
 

@@ -188,11 +188,12 @@ def _asked(task: Task, name: str, done: Committed, memory: Memory) -> Decision:
         decision = task.decisions[name](done, memory)
     if not isinstance(decision, Decision):
         raise TaskError(f"{who} returned {type(decision).__name__}, expected a Decision")
-    rate = decision.learning_rate
-    if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
+    rate, frozen = decision.learning_rate, decision.frozen
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
         raise TaskError(f"{who} returned learning_rate={rate!r}, expected a finite number that is not negative")
-    if isinstance(decision.frozen, str) or not all(isinstance(one, str) for one in decision.frozen):
-        raise TaskError(f'{who} returned frozen={decision.frozen!r}, expected names such as "0.weight" in a tuple')
+    names = isinstance(frozen, Collection) and not isinstance(frozen, str)
+    if not names or not all(isinstance(one, str) for one in frozen):
+        raise TaskError(f'{who} returned frozen={frozen!r}, expected names such as "0.weight" in a tuple')
     if not isinstance(decision.memory, Mapping) or len(decision.memory) > MOST_MEMORY:
         raise TaskError(f"{who} returned memory={decision.memory!r}, expected at most {MOST_MEMORY} numbers by name")
     for key, value in decision.memory.items():
