@@ -73,7 +73,7 @@ def new_root() -> Plan:
 
 
 def test_a_checkpoint_is_marked_in_the_step_that_the_request_names_by_the_root_and_once() -> None:
-    root, other = OneEngine(OWNERS[0]), OneEngine(OWNERS[1])
+    root, other = OneEngine(OWNERS[0]), OneEngine(new_root().at(ROOT).owner)
     for one in (root, other):
         one.inside.committer.take_checkpoint(REQUEST)
     assert commit_of(root, 0).checkpoint is None

@@ -113,9 +113,7 @@ class Committer:
         """
         if self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)
-        root = self._states.here(ROOT.stage)
-        if root is None:
-            return commit
+        root = self._states[ROOT.stage]
         stop = root.ends(commit.evaluation)
         if stop is None:
             return msgspec.structs.replace(commit, common=root.common_after(commit))
