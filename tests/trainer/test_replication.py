@@ -36,7 +36,7 @@ def test_one_that_lags_far_behind_is_waited_for_when_it_is_close_or_late() -> No
 def test_one_that_is_level_is_counted_once_and_waited_for_until_it_has_dropped_its_state() -> None:
     progress = filled()
     progress.announced(9, 9, 9)
-    assert [progress.caught_up(9), progress.caught_up(9)] == [True, False]
+    assert progress.synced
     assert progress.holds_back(10, False)
     assert not progress.holds_back(9, False)
     assert progress.holds_back(9, True), "it has not got this step's gradients"
@@ -44,7 +44,7 @@ def test_one_that_is_level_is_counted_once_and_waited_for_until_it_has_dropped_i
     assert not progress.holds_back(10, True)
     assert progress.announced(-1, -1, 11) is Owed.NOTHING, "it is on its way"
     assert progress.announced(11, 11, 11) is Owed.NOTHING
-    assert progress.caught_up(11)
+    assert progress.synced
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_a_new_owner_sends_to_one_that_has_a_state(version: int, secured: i
     if secured >= mine:
         assert progress.announced(version, secured, mine + 1) is Owed.NOTHING, "it gets all gradients from now on"
     assert progress.announced(mine + 1, mine + 1, mine + 1) is Owed.NOTHING
-    assert progress.caught_up(mine + 1)
+    assert progress.synced
 
 
 def test_one_that_has_what_it_needs_and_no_time_to_apply_it_is_waited_for() -> None:

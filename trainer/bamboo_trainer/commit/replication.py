@@ -55,6 +55,7 @@ class ReplicaProgress:
         reached = max(self.acked, self.secured)
         if self.follows_from is None and self.since is not None and reached >= self.since:
             self.follows_from = mine
+        self.synced |= self.since is not None and self.acked >= mine
         return owed
 
     def _owed(self, version: int, mine: int) -> Owed:
@@ -78,13 +79,6 @@ class ReplicaProgress:
             return Owed.GRADIENTS
         self.since, self.follows_from = mine, None
         return Owed.STATE
-
-    def caught_up(self, mine: int) -> bool:
-        """Return whether the replica now holds the owner's version and was not synced; if so, record it as synced."""
-        if self.synced or self.since is None or self.acked < mine:
-            return False
-        self.synced = True
-        return True
 
     def holds_back(self, step: int, strict: bool) -> bool:
         """Return whether the owner must wait for the replica before it reports `step`. See docs/design/commit.md.
@@ -204,7 +198,6 @@ class Replicator:
             progress.secured = announce.secured
             return
         self._send_owed(cell, replica, progress.announced(announce.version, announce.secured, held.version))
-        progress.caught_up(held.version)
         if not progress.level and self._come_level(cell, replica):
             self._coordinator.tell(ReplicaSynced(cell=cell, replica=replica))
 
