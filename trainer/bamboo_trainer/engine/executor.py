@@ -133,7 +133,7 @@ class Executor:
 
     def begin(self, stage: int) -> None:
         """Start the next step of a stage's cells, since the stage has a new state."""
-        for cell_step in [one for one in self.cells.values() if one.cell.stage == stage]:
+        for cell_step in self.of_state(stage):
             self._begin(cell_step)
             self.portions.gather(cell_step)
         self.portions.refresh()
@@ -312,8 +312,8 @@ class Executor:
 
     def waits_at_end(self, cell: Cell) -> bool:
         """Return whether all steps of the cell's stage, and all takeovers, are done on this worker."""
-        mine = [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == cell.stage]
-        return all(c.next is None for c in mine) and not any(c.takeover for c in self.cells.values())
+        is_done = all(cell_step.next is None for cell_step in self.of_state(cell.stage))
+        return is_done and not any(cell_step.takeover for cell_step in self.cells.values())
 
     # what others ask
 

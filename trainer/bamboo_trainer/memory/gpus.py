@@ -18,7 +18,7 @@ from bamboo_core.job.pod_templates import asking_for_gpus
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import ENV_DEVICE
 
-_CPU = torch.device("cpu")
+CPU: Final = torch.device("cpu")
 
 
 class DeviceError(ValueError):
@@ -131,7 +131,7 @@ def apart_from_others(
         frozen = [one for one in parameters if not one.requires_grad]
         constants = [*frozen, *layer.buffers()]
         apart[number] = layer
-        if (rounds and frozen) or any(one.device not in (_CPU, device) for one in constants):
+        if (rounds and frozen) or any(one.device not in (CPU, device) for one in constants):
             memo |= {id(one): one for one in parameters if one.requires_grad}
             with torch.no_grad():
                 memo |= {id(one): _moved(one, device) for one in constants if id(one) not in memo}

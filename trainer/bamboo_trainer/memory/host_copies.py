@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from bamboo_trainer.memory.gpus import EventWatch, PassedMark, QueueMark, event_mark, wait_for
+from bamboo_trainer.memory.gpus import CPU, EventWatch, PassedMark, QueueMark, event_mark, wait_for
 from bamboo_trainer.transport.base import ordinary
 
 PINNED_BYTES: Final = 4 << 30  # beyond it, copies use ordinary memory and the engine waits for them
-
-CPU: Final = torch.device("cpu")
 
 Parts = tuple[Tensor, ...]
 Bring = Callable[[Iterable[Tensor]], Parts]  # as `HostCopies.bring`
