@@ -47,7 +47,7 @@ def exact_sums(
 
 
 def quotient(total: Sequence[float], weight: Sequence[float]) -> float:
-    """Divide two exactly rounded sums, given by their terms; NaN if one or the result is not finite, or the weight is 0."""
+    """Divide two exactly rounded sums, given by their terms; NaN if one, or the result, is infinite or NaN."""
     if not all(map(math.isfinite, (*total, *weight))):
         return math.nan  # fsum raises if they include infinities of both signs
     try:
