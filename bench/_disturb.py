@@ -88,7 +88,7 @@ class Taker:
             asyncio.get_running_loop().call_later(moment * self._step_seconds(), self._strike)
 
     def _is_open(self, d: Disturbance) -> bool:
-        """Return whether a loss is open: not taken over or, if its step began anew, the next step not committed."""
+        """Return whether a loss awaits its takeover's report or, if its step began anew, the next step's commit."""
         return len(self.job.committed) <= d.step + 1 if d.anew else d.reported is None
 
     def _settled(self) -> bool:

@@ -151,10 +151,10 @@ def test_a_forward_that_was_run_in_another_way_has_a_whole_backward() -> None:
 
 
 def test_the_reduction_is_under_way_while_the_last_backward_is() -> None:
-    """Gradients are sent during the last backward. On an emulated device and network, the backward and the sending take
-    24 ms each.
+    """Gradients are sent during the last backward. On an emulated device, the backward and the gradients' copy to the
+    host take 24 ms each.
 
-    A single bucket can only be sent after the backward. Of six buckets only the last one is sent after it.
+    A single bucket can only be sent after the backward. Of four buckets only the last one is sent after it.
     """
     layers, backward = 6, 0.024
     config = {"width": 32, "blocks": layers - 2, "samples": 32}

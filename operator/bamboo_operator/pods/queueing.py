@@ -89,7 +89,7 @@ def waiting_for_quota(pods: Pods, unrequested: int) -> Iterator[StartupProblem]:
 
 
 def unmanaged(job: JobSpec, pods: Iterable[Json]) -> str:
-    """Return a sentence that the job's queue has no effect, since Kueue has not marked all pods; "" otherwise."""
+    """Return a message that the job's queue has no effect, since Kueue has not marked all pods; "" otherwise."""
     if job.queue is None or all(_label(pod, LABEL_QUEUE_MANAGED) for pod in pods):
         return ""
     return (

@@ -50,7 +50,7 @@ class WorkerTemplates:
         return worker_pod(job, self._uid, number, own, self._settings, group)
 
     def revision(self, job: JobSpec) -> str:
-        """Return the newest template's name for people: that of the first pool's pods, or of pods without a pool."""
+        """Return the newest revision that a rollout reports: the first pool's, or that of pods without a pool."""
         return self._revisions(job)[job.node_pools[0].name if job.node_pools else None]
 
     def revisions(self, job: JobSpec) -> frozenset[str]:

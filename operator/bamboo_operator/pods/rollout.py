@@ -39,7 +39,7 @@ class RolloutWorker:
 class RolloutView:
     """The workers as a rollout sees them."""
 
-    revision: str  # of the newest template, for people
+    revision: str  # the newest, as the rollout reports it
     templates: frozenset[str] = frozenset()  # the revisions of the pods of all pools
     workers: tuple[RolloutWorker, ...]
     wanted: int  # number of workers that the job asks for

@@ -13,7 +13,7 @@ LOW_SECONDS: Final = 3600.0  # money that lasts for less causes a warning
 
 
 def money_spent(facts: StatusFacts) -> str:
-    """Return a sentence that the job's money is spent, with a remedy; "" if some is left, or there is no limit."""
+    """Return a message that the job's budget is spent, with a remedy; "" if money is left, or there is no limit."""
     spec = facts.spec
     money = spec.budget.money if spec and spec.budget else None
     return spent(money, keeps=spec.checkpoint is not None) if spec and money is not None and facts.spent else ""

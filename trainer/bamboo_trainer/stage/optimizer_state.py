@@ -277,7 +277,7 @@ class OptimizerState:
         return slot in self._by_name and (not self.fixed or key.startswith(MARK))
 
     def prefixes(self) -> tuple[str, ...]:
-        """Return the prefixes of all names that this optimizer could ever have."""
+        """Return the prefix of each parameter's names in the state (`state_of`)."""
         return tuple(map(state_of, self._by_name))
 
     def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:

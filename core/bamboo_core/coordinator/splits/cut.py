@@ -67,7 +67,7 @@ def is_possible(state: CoordinatorState) -> bool:
 
 
 def is_resized(state: CoordinatorState, now: float) -> bool:
-    """Return whether a grid that needs a new split has been worth a change for long enough.
+    """Return whether a change to a grid that needs a new split is due (`following.is_due`).
 
     Such a grid has another number of stages, needs another split to fit in memory, or gives back expensive workers.
     """
