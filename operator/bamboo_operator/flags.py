@@ -228,7 +228,7 @@ def _address(option: str, text: str) -> tuple[str, int]:
 def _read(option: str, read: Callable[[], T]) -> T:
     try:
         return read()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise wrong(f"{option}: {said_by(error)}") from None
 
 
