@@ -31,7 +31,7 @@ CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 def sources() -> list[Path]:
     """Return the files of docs/ that the site shows: all but the Python programs."""
-    return [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file() and path.suffix != ".py"]
+    return [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file() and path.suffix[:3] != ".py"]
 
 
 def place(source: Path) -> PurePosixPath:
