@@ -74,6 +74,7 @@ async def test_a_refusal_is_told_once_and_another_one_again() -> None:
         PodRefused(403, "Forbidden", "no pod"),
         invalid,
         ClusterUnreachable("late"),
+        forbidden,
     ):
         assert not await attempts.once("write", Server(error).call(), told.append)
     assert [(emit.reason, emit.message) for emit in told] == [

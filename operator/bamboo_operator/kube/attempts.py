@@ -44,7 +44,7 @@ class ApiAttempts:
 
     def __init__(self, key: JobKey) -> None:
         self._key = key
-        self._refusal = ""  # the last refusal that was recorded
+        self._refusals: set[str] = set()  # the refusals that were recorded
         self._logged: dict[str, tuple[str, float]] = {}  # by attempt: the last failure and its time.monotonic()
         self.last_progress = time.monotonic()
 
@@ -103,6 +103,6 @@ class ApiAttempts:
         """Record a refusal as an event. Refused pods are left out, because startup problems report them."""
         if isinstance(error, PodRefused) or not isinstance(error, ApiError) or error.status not in (403, 422):
             return
-        if str(error) != self._refusal:
-            self._refusal = str(error)
-            record(Emit("ClusterRefuses", self._refusal, True))
+        if (text := str(error)) not in self._refusals:
+            self._refusals.add(text)
+            record(Emit("ClusterRefuses", text, True))
