@@ -59,7 +59,7 @@ HEAD = """\
 | 3 | The job failed and could not be recovered without a checkpoint |
 | 130 | Stopped by Ctrl-C |
 
-Errors are sentences on standard error that begin with `bamboo: `; those about flags begin with the usage. `bamboo COMMAND --help` explains the options that this page names, with examples; so does this page on the site (`make site`). `--quiet` prints only the result and errors; `--namespace`, `--context` and `--kubeconfig` choose the cluster. `bamboo --install-completion` lets bash, zsh or fish complete commands, flags and names of jobs.
+Errors are sentences on standard error that begin with `bamboo: `; those about flags begin with the usage. `bamboo COMMAND --help`, with examples, and this page on the site (`make site`) explain the options that this page names. `--quiet` prints only the result and errors; `--namespace`, `--context` and `--kubeconfig` choose the cluster. `bamboo --install-completion` lets bash, zsh or fish complete commands, flags and names of jobs.
 
 ## Reaching the cluster
 

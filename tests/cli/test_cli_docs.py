@@ -20,3 +20,4 @@ def test_every_command_is_on_it() -> None:
     assert shown == {*GENERATOR["HERE"], *GENERATOR["CLUSTER"]}
     for name in shown:
         assert f"\n### bamboo {name}\n" in PAGE
+        assert all(part.count("Example:") < 2 for part in GENERATOR["help_of"](name).split("\n\n")), name

@@ -95,6 +95,7 @@ def plan(
     Prints the Pareto-optimal plans, the recommended one with what to change in the manifest, and why.
 
     Example: bamboo plan job.yaml --device a100,h100 --preempt-rate 0.1
+
     Example: bamboo plan job.yaml --prices prices.yaml --preempt-rate 0.1 --budget 500
     """
     from bamboo.jobs.errors import InvalidRequest
@@ -167,6 +168,7 @@ def profile_job(
     With --device, the layers' operations are counted instead, and their times computed from that GPU's figures.
 
     Example: bamboo profile job.yaml --flow 625 --machine 1250 --start 60 --output profile.json
+
     Example: bamboo profile job.yaml --device a100 --output a100.json
     """
     from bamboo.jobs.errors import InvalidRequest
