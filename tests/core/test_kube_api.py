@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from kubernetes.aio.config import incluster_config
 from kubernetes.aio.config.exec_provider import ExecProvider
 
 from bamboo_core.kube import api as module
 from bamboo_core.kube.api import JSON, Access, Connection, KubeApi, in_cluster, log_in, new_configuration
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, ConfigError, JobGone
+from http_kit import serving
 from remote_kit import Answer, Asked, job, kubeconfig, refusal, server
 
 V1 = "client.authentication.k8s.io/v1"
@@ -265,6 +267,19 @@ def test_a_call_ends_in_time() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ClusterUnreachable, match=r"^the cluster at .* \(context c\) does not answer in time$"):
             connected(url, lambda connection: connection.call("GET", "/pods"), seconds=0.1)
+        with pytest.raises(ClusterUnreachable, match=r"does not answer in time$"):
+            connected(url, lambda one: KubeApi(one).port("team", "story-w0", 1).__aenter__(), seconds=0.1)
+
+
+async def test_an_error_of_the_caller_of_a_socket_is_not_blamed_on_the_cluster(tmp_path: Path) -> None:
+    async def accept(request: web.Request) -> web.WebSocketResponse:
+        await (accepted := web.WebSocketResponse(protocols=["v4.channel.k8s.io"])).prepare(request)
+        return accepted
+
+    async with serving(accept) as url, KubeApi(Connection(await log_in(str(kubeconfig(tmp_path / "c", url))))) as api:
+        with pytest.raises(OSError, match=r"^full$"):
+            async with api.port("team", "story-w0", 1):
+                raise OSError("full")
 
 
 def test_an_answer_is_an_object_in_json() -> None:

@@ -257,18 +257,20 @@ class Connection:
     @contextlib.asynccontextmanager
     async def socket(self, path: str, query: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Open a WebSocket through the API server, with the protocol v4.channel.k8s.io."""
-        with self._in_a_sentence():
-            async with WsApiClient(self._configuration) as client:
+        async with contextlib.AsyncExitStack() as opened:
+            with self._in_a_sentence():
+                client = await opened.enter_async_context(WsApiClient(self._configuration))
                 request = await client.param_serialize(
                     "GET", quote(path), query_params=list(query.items()), auth_settings=["BearerToken"]
                 )
                 answer = await client.call_api(*request, _preload_content=False)
                 try:
-                    async with answer.response as socket:
-                        yield socket
+                    async with asyncio.timeout(self._limits.total):  # the client would ignore a time limit
+                        socket = await opened.enter_async_context(answer.response)
                 except aiohttp.WSServerHandshakeError as error:
                     message = f"the API server refuses {path}: {error.status} {error.message}"
                     raise ApiError(error.status, "", message) from None
+            yield socket
 
     async def _ask(
         self,

@@ -59,7 +59,7 @@ class PortForward:
         except ApiError as error:
             if error.status == 404:
                 self._broken.set()
-        except (RemoteError, ConnectionError, aiohttp.ClientError):
+        except (RemoteError, OSError, aiohttp.ClientError):
             pass  # only this connection fails: the browser retries
         except asyncio.CancelledError:
             pass  # asyncio would print a traceback for a cancelled handler
