@@ -10,8 +10,9 @@ from bamboo_core.control import protocol
 from bamboo_core.control.platform import Platform
 from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.names import LABEL_WORKER_REVISION
+from bamboo_core.names import LABEL_NODE_POOL, LABEL_WORKER_REVISION
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS
+from bamboo_operator.pods.rolling_change import WorkerTemplates
 from bamboo_operator.pods.rollout import RolloutState
 from operator_kit import JOB_UID, SETTINGS
 from operator_kit import job as spec_of
@@ -192,6 +193,11 @@ async def test_pools_that_mean_other_nodes_move_their_workers_and_others_do_not(
     assert state_of(running) is RolloutState.COMPLETE
     labels = {pod["metadata"]["labels"]["bamboo.dev/capacity-type"] for pod in place.pods.values()}
     assert labels == {"OnDemand"}
+
+
+def test_a_pod_without_a_revision_whose_pool_is_gone_is_outdated() -> None:
+    pod = {"metadata": {"labels": {LABEL_NODE_POOL: "gone"}}}
+    assert not WorkerTemplates(JOB_UID, SETTINGS).is_newest(job(), pod)
 
 
 def test_a_pod_tells_what_it_was_made_of() -> None:

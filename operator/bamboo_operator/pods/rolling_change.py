@@ -62,7 +62,7 @@ class WorkerTemplates:
         any more.
         """
         labels = (pod.get("metadata") or {}).get("labels") or {}
-        return labels.get(names.LABEL_WORKER_REVISION) == self._revisions(job).get(worker_pool(pod))
+        return bool(labels.get(names.LABEL_WORKER_REVISION, "") == self._revisions(job).get(worker_pool(pod)))
 
     def _revisions(self, job: JobSpec) -> dict[str | None, str]:
         if self._newest[0] is not job:
