@@ -99,6 +99,20 @@ def of(pipelines: int, **spec: Any) -> dict[str, Any]:
     return {"elastic": {"maxWorkers": 2 * pipelines}, **spec}
 
 
+async def test_the_wait_of_workers_that_got_nodes_does_not_count_for_later_ones(begin: Callable[..., Job]) -> None:
+    place = Place()
+    growing = begin(place, nodePools=POOLS, **of(1))
+    await growing.reconciles()
+    growing.edit(job(nodePools=POOLS, **of(2)))
+    await growing.reconciles(290)
+    for name in ("tiny-w0", "tiny-w1"):
+        place.run(name, 0)
+    await growing.reconciles(20)
+    assert (place.made, place.deleted) == (4, [])
+    await growing.reconciles(290)
+    assert "tiny-w2" in place.deleted
+
+
 async def test_what_a_quota_refused_is_not_made_when_it_is_not_wanted_any_more(begin: Callable[..., Job]) -> None:
     place = Place()
     place.room = 3

@@ -58,7 +58,7 @@ from bamboo_operator.pods.starting import (
     startup_problems,
     waits_for_quota,
 )
-from bamboo_operator.pods.view import JobPods, PodDemand, PodsView, age
+from bamboo_operator.pods.view import JobPods, PodDemand, PodsView, missing_since
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 
 PODS_AT_ONCE = 50
@@ -97,7 +97,7 @@ class PodController:
         self._settings, self._record = settings, record
         self.created = max(created, pods.next_number())
         self.rolling = RollingChange(WorkerTemplates(pods.job.uid, settings), record)
-        self._waiting_since: float | None = None
+        self._waits: dict[WorkerId, float] = {}  # as `missing_since` returns them
         self._releases = GateReleases(demand().wanted.spec)
         self._given_back: set[WorkerId] = set()
         self._probes: frozenset[WorkerId] = frozenset()
@@ -202,7 +202,7 @@ class PodController:
             deleted=self._pods.deleted(lately=True),
             startup_events=self._startup_events.problems,
             released=gates,
-            waiting_since=self._waiting_since,
+            waiting_since=min(self._waits.values(), default=None),
             probes=self._probes,
             unjoined=starting.seconds_unjoined(living, demand.joined, self._recovered, utc_now()),
             stopping=self._stopping,
@@ -222,11 +222,7 @@ class PodController:
         self._look_at_quota(view)
         view = self.view()
         now, wanted, joined = view.now, view.wanted, set(view.demand.joined)
-        if not view.unscheduled and not (view.adding and view.may_ask_for_quota):
-            self._waiting_since = None
-        elif self._waiting_since is None:
-            since = (view.released.get(name, now - age(pod)) for name, pod in view.unscheduled.items())
-            self._waiting_since = min(since, default=now)
+        self._waits = missing_since(self._waits, view)
         if joined - self._joined_before:
             self._joined_before, self._backoff = joined, StartBackoff()
         candidates = view.pods.keys() - self._joined_before

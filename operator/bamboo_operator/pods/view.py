@@ -217,3 +217,17 @@ class PodsView:
     def pools_full(self) -> bool:
         """Whether a pod is missing only because every pool is at its maxWorkers."""
         return self.may_create and are_full(self.spec.node_pools, self.by_pool)
+
+
+def missing_since(known: Mapping[WorkerId, float], view: PodsView) -> dict[WorkerId, float]:
+    """Return since when each missing worker is missing, over all pods that were created for it. Workers without a pod
+    have their number as the key. known: the result at the last look.
+    """
+    left = sorted(at for name, at in known.items() if name not in view.pods)  # other pods take their places
+    found = {n: at for n, at in known.items() if n in view.unscheduled or (n in view.pods and n not in view.living)}
+    for name, pod in view.unscheduled.items():
+        if name not in known:
+            found[name] = left.pop(0) if left else view.released.get(name, view.now - age(pod))
+    missing = view.adding if view.may_ask_for_quota else 0
+    without_pod = [*left, *[view.now] * missing][:missing]
+    return found | {str(number): at for number, at in enumerate(without_pod)}
