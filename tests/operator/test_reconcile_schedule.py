@@ -6,13 +6,12 @@ import pytest
 
 from bamboo_operator.jobs.reconcile_schedule import (
     FINAL_EVENTS_SECONDS,
-    FIRST_RETRY,
     GATHER_SECONDS,
-    LAST_RETRY,
     RECONCILE_SECONDS,
     RESYNC_SECONDS,
     ReconcileSchedule,
 )
+from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY
 
 
 def after(*, unposted: bool = False) -> ReconcileSchedule:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bamboo_core.kube.api import Object
+from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY
 
 GATHER_SECONDS = 0.2  # from a decision to its reconciliation, since more decisions may follow at once
 RECONCILE_SECONDS = 2.0  # between two reconciliations, unless the second is urgent
 QUIET_SECONDS = 60.0  # between checks of a job without pods
 RESYNC_SECONDS = 5.0  # between reconciliations of an unchanged job: time alone may decide
 FINAL_EVENTS_SECONDS = 30.0  # limit for posting the events of an ended job
-FIRST_RETRY, LAST_RETRY = 0.5, 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,14 +66,18 @@ class ApiAttempts:
     async def once(self, what: str, act: Awaitable[None], record: Callable[[Emit], None]) -> bool:
         """Await a call, and return whether it succeeded. A RemoteError is logged, since it must not stop other work.
 
-        A refusal (403, 422), except of a pod, is also recorded as an event, unless it repeats the last one recorded.
+        A refusal (403, 422), except of a pod, which startup problems report, is also recorded as an event, once, even
+        if the job trains again later.
         """
         self.heartbeat()
         try:
             await act
         except RemoteError as error:
             self.log_failure(what, error)
-            self._tell_refusal(error, record)
+            refused = isinstance(error, ApiError) and error.status in (403, 422) and not isinstance(error, PodRefused)
+            if refused and str(error) not in self._refusals:
+                self._refusals.add(str(error))
+                record(Emit("ClusterRefuses", str(error), True))
             return False
         self.succeeded(what)
         return True
@@ -98,11 +102,3 @@ class ApiAttempts:
                 return None
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY)
-
-    def _tell_refusal(self, error: RemoteError, record: Callable[[Emit], None]) -> None:
-        """Record a refusal as an event. Refused pods are left out, because startup problems report them."""
-        if isinstance(error, PodRefused) or not isinstance(error, ApiError) or error.status not in (403, 422):
-            return
-        if (text := str(error)) not in self._refusals:
-            self._refusals.add(text)
-            record(Emit("ClusterRefuses", text, True))
