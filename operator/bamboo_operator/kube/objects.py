@@ -40,5 +40,9 @@ def api_time(when: datetime) -> str:
 
 
 def parsed_time(text: Any) -> datetime | None:
-    """Parse a time of the Kubernetes API; None if it is not a string. Raises ValueError if it is malformed."""
-    return datetime.fromisoformat(text) if isinstance(text, str) else None
+    """Parse a time of the Kubernetes API, of UTC if it names no zone; None if it is absent or invalid."""
+    try:
+        time = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return time and time.replace(tzinfo=time.tzinfo or UTC)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from bamboo_core.names import GRACE_SECONDS, LABEL_NOTICE_SECONDS, NOTICE_SECONDS, TRAINER_CONTAINER
+from bamboo_operator.kube.objects import parsed_time
 from bamboo_operator.signals import cloud_marks as marks
 from bamboo_operator.signals.cloud_marks import DisruptionMark
 from bamboo_operator.signals.node_marks import NodeMark
@@ -183,7 +184,7 @@ def _karpenter_seconds(metadata: Json, now: datetime) -> float | None:
     """Return the seconds until Karpenter's deadline, on a spot node at most AWS' two minutes; None without a
     deadline.
     """
-    deadline = _time((metadata.get("annotations") or {}).get(marks.KARPENTER_DEADLINE))
+    deadline = parsed_time((metadata.get("annotations") or {}).get(marks.KARPENTER_DEADLINE))
     if deadline is None:
         return None
     left = (deadline - now).total_seconds()
@@ -204,7 +205,7 @@ def _azure_seconds(condition: Json, now: datetime) -> float | None:
         when = parsedate_to_datetime(date.group()) if date else None
     except ValueError:
         return None
-    return (_aware(when) - now).total_seconds() if when else None
+    return (when.replace(tzinfo=when.tzinfo or UTC) - now).total_seconds() if when else None
 
 
 def _signal(name: str, mark: DisruptionMark, left: float | None) -> Signal:
@@ -223,9 +224,9 @@ def _disruption(pod: Json) -> str | None:
     metadata, status = _metadata(pod), pod.get("status") or {}
     for condition in status.get("conditions") or ():
         targeted = condition.get("type") in marks.TARGETED and condition.get("status") == "True"
-        if targeted and not _had_ended(pod, _time(condition.get("lastTransitionTime"))):
+        if targeted and not _had_ended(pod, parsed_time(condition.get("lastTransitionTime"))):
             return condition.get("reason") or "DisruptionTarget"
-    if (deadline := _time(metadata.get("deletionTimestamp"))) is not None:
+    if (deadline := parsed_time(metadata.get("deletionTimestamp"))) is not None:
         asked = deadline.timestamp() - float(metadata.get("deletionGracePeriodSeconds") or 0)
         if not _had_ended(pod, datetime.fromtimestamp(asked, UTC)):
             return POD_DELETED
@@ -242,7 +243,7 @@ def _disruption(pod: Json) -> str | None:
 def _had_ended(pod: Json, since: datetime | None) -> bool:
     """Return whether the worker had ended by itself before that time."""
     terminated = _terminated((pod.get("status") or {}).get("containerStatuses"), TRAINER_CONTAINER)
-    finished = _time(terminated.get("finishedAt")) if terminated else None
+    finished = parsed_time(terminated.get("finishedAt")) if terminated else None
     return finished is not None and since is not None and finished < since
 
 
@@ -252,7 +253,7 @@ def _own_limit(status: Json) -> bool:
 
 
 def _grace_left(pod: Json, now: datetime) -> float:
-    deadline = _time(_metadata(pod).get("deletionTimestamp"))
+    deadline = parsed_time(_metadata(pod).get("deletionTimestamp"))
     if deadline is not None:
         return max(0.0, (deadline - now).total_seconds())
     return grace_period(pod)
@@ -305,15 +306,3 @@ def _code(terminated: Json) -> int:
 def _metadata(thing: Json) -> Json:
     metadata: Json = thing.get("metadata") or {}
     return metadata
-
-
-def _time(text: Any) -> datetime | None:
-    """Parse a time of the API; None if it is absent or invalid."""
-    try:
-        return _aware(datetime.fromisoformat(text)) if isinstance(text, str) else None
-    except ValueError:
-        return None
-
-
-def _aware(time: datetime) -> datetime:
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
