@@ -14,6 +14,7 @@ from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import TOKEN_AUDIENCE
+from bamboo_core.page.server import bearer
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.kube.attempts import described
 from bamboo_operator.kube.objects import JobKey
@@ -50,9 +51,8 @@ def reviewed_identity(review: dict[str, Any]) -> PodIdentity:
 
 
 def bearer_token(request: web.Request) -> str:
-    """Return the caller's bearer token. Raises Unauthorized if there is none."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme != "Bearer" or not token:
+    """Return the caller's bearer token. Raises Unauthorized if it is missing, too long or not ASCII."""
+    if (token := bearer(request.headers)) is None:
         raise Unauthorized("there is no token", "NoToken")
     return token
 
