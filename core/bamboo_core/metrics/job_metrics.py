@@ -1,4 +1,4 @@
-"""A job's metrics, computed from its coordinator's status."""
+"""A job's metrics, computed from its coordinator's status. Each function gets the job's namespace and name."""
 
 from collections import Counter
 
@@ -17,11 +17,9 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.metrics import catalog as table
 from bamboo_core.metrics.exposition import MetricsPage
 
-JobKey = tuple[str, str]  # namespace and name
 
-
-def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
-    """Add a job's progress: steps, epoch, loss, metrics, speed. Adds nothing while a restarted coordinator recovers."""
+def progress(page: MetricsPage, job: tuple[str, str], status: Status) -> None:
+    """Add a job's progress: steps, loss, evaluation and speed. Adds nothing while a restarted coordinator recovers."""
     if status.phase == "Recovering":
         return
     page.add(table.JOB_STEP, status.step, *job)
@@ -40,8 +38,8 @@ def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
     page.add(table.JOB_EPOCH, status.epoch, *job)
 
 
-def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -> None:
-    """Add a job's workers by state, pipelines, replicas and unprotected cells. status: None if it has no workers."""
+def grid(page: MetricsPage, job: tuple[str, str], status: Status | None, spec: JobSpec) -> None:
+    """Add a job's workers by state, its pipelines and its replicas. status: None without workers."""
     counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
     for state in WorkerState:
         page.add(table.JOB_WORKERS, counts[state], *job, state.value)
@@ -52,7 +50,7 @@ def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -
     page.add_known(table.JOB_REPLICAS, status.replicas if status else 0, *job)
 
 
-def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
+def slow(page: MetricsPage, job: tuple[str, str], status: Status | None) -> None:
     """Add the number of current stragglers, and for each one its own and the usual seconds for a microbatch."""
     stragglers = status.slow if status else ()
     page.add(table.JOB_STRAGGLERS, len(stragglers), *job)
@@ -61,7 +59,7 @@ def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
         page.add(table.JOB_STRAGGLER_SECONDS, one.usual, *job, one.worker, "usual")
 
 
-def history(page: MetricsPage, job: JobKey, status: Status) -> None:
+def history(page: MetricsPage, job: tuple[str, str], status: Status) -> None:
     """Add a coordinator's counters (lost samples, skipped steps, restarts, preemptions, takeovers, checkpoints) and its
     workers' mean traffic. Counters start at 0 with each coordinator, so their increase is right even if an earlier
     coordinator had counted more (see the operator's `JobMeter`).
@@ -87,14 +85,14 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
         _checkpoints(page, job, status.checkpoint.counts)
 
 
-def checkpoint(page: MetricsPage, job: JobKey, *, step: int, every_steps: int, age: float | None) -> None:
+def checkpoint(page: MetricsPage, job: tuple[str, str], *, step: int, every_steps: int, age: float | None) -> None:
     """Add the newest checkpoint of a job that keeps checkpoints. age: in seconds, None if it has none."""
     page.add(table.JOB_CHECKPOINT_STEP, step, *job)
     page.add(table.JOB_CHECKPOINT_EVERY, every_steps, *job)
     page.add_known(table.JOB_CHECKPOINT_AGE, age, *job)
 
 
-def _checkpoints(page: MetricsPage, job: JobKey, counts: CheckpointCounts) -> None:
+def _checkpoints(page: MetricsPage, job: tuple[str, str], counts: CheckpointCounts) -> None:
     page.add_histogram(table.JOB_CHECKPOINT_DURATION, counts.durations, *job)
     page.add_histogram(table.JOB_CHECKPOINT_STALL, counts.stalls, *job)
     page.add(table.JOB_CHECKPOINT_BYTES, counts.bytes, *job)

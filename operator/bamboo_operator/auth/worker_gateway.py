@@ -40,9 +40,7 @@ class ServingCertificate:
         return context
 
     def trusted(self) -> str:
-        """Return the authority's PEM text. Raises OSError (also ssl.SSLError) or ValueError if its file is unreadable
-        or invalid.
-        """
+        """Return the authority's PEM text. Raises OSError (also ssl.SSLError) or ValueError if its file is invalid."""
         text = self.authority.read_text("ascii")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
         return text

@@ -11,11 +11,11 @@ from bamboo_core.coordinator.events import CheckpointSummary
 from bamboo_core.job.status import BambooJobStatus, CheckpointStatus
 from bamboo_core.metrics import catalog, job_metrics
 from bamboo_core.metrics.exposition import Metric, MetricsPage
-from bamboo_core.metrics.job_metrics import JobKey
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.kube.access import ApiCallCounts
+from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.pods.rollout import RolloutRecord, RolloutState
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import OperatedJob
