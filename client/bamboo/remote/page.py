@@ -15,10 +15,9 @@ from bamboo_core.complaints import system_reason
 from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.kube.port_forward import PortForward
-from bamboo_core.names import PAGE_AUDIENCE, WEB_PORT
+from bamboo_core.names import PAGE_AUDIENCE, TOKEN_SECONDS, WEB_PORT
 
 PORT_NAME = "web"
-TOKEN_SECONDS = 3600
 LIFE = 0.8  # share of a token's life after which it is renewed
 WARNING = (
     "the token in this URL is {account}'s: for an hour, whoever has it can look at every job that this account may"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bamboo.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_trace
+from bamboo_core.job.budget_reach import HOUR
 
-HOUR = 3600.0
 BATCH = 0.5  # the share of a zone's nodes that is removed at once, with the pattern zones
 MOST_DRAWS = 5_000_000  # nodes times hours
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bamboo.traces.trace import Change, Trace, price_series, removal_times
-
-HOUR = 3600.0
+from bamboo_core.job.budget_reach import HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +46,8 @@ def _mean_price(trace: Trace) -> float | None:
         series = price_series(trace, zone)
         if not series:
             return None
-        moments = sorted({at for at, _ in nodes_over_time(trace, zone)} | {price.at for price in series})
         counts, prices = dict(nodes_over_time(trace, zone)), {price.at: price.usd_per_hour for price in series}
+        moments = sorted(counts.keys() | prices.keys())
         count, price = 0, series[0].usd_per_hour
         for at, after in pairwise([*moments, max(trace.duration, moments[-1])]):
             count, price = counts.get(at, count), prices.get(at, price)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from bamboo.simulation.job.zone_traffic import GB, ZONE_TRAFFIC_PRICE, traffic_usd
+from bamboo_core.job.budget_reach import HOUR
 
 BINS = 200  # in a series
-HOUR = 3600.0
 
 
 Span = tuple[float, float, float]  # from, until, amount
