@@ -39,7 +39,9 @@ def main() -> None:
         *(row(family) for family in FAMILIES),
     ]
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2])
+    _, end, after = rest.partition(END)
+    assert end, f"{PAGE.name} lacks the comments between which the table belongs"
+    PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after)
 
 
 def row(family: str) -> str:
