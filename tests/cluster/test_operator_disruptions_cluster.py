@@ -9,7 +9,7 @@ from cluster.client import ApiError, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from cluster.nodes import GPU
 from operator_jobs import TOLERATE, small
-from operator_process import Job, Operator, condition
+from operator_process import Job, Operator, condition, owners
 
 pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -27,12 +27,6 @@ SECURITY = {
 
 def whole(job: Job) -> Json:
     return job.wait(lambda s: s["state"] == "Running" and condition(s, "WorkersReady")["status"] == "True")
-
-
-def owners(job: Job) -> dict[str, str]:
-    """Return the node of each worker in the plan, by worker."""
-    plan = job.status()["plan"]
-    return {name: pod["spec"]["nodeName"] for name, pod in job.pods().items() if name in plan}
 
 
 def test_what_kubernetes_holds_back_refuses_and_takes_away(
@@ -58,7 +52,7 @@ def test_what_kubernetes_holds_back_refuses_and_takes_away(
     whole(job)
     assert job.pods().keys() == held.keys()
 
-    victim, other = owners(job)
+    victim, other = owners(job.status())
     until_one_may_go(installed, namespace)
     evict(installed, namespace, victim)
     with pytest.raises(ApiError, match=r"429 .*disruption budget"):
@@ -66,13 +60,14 @@ def test_what_kubernetes_holds_back_refuses_and_takes_away(
     left(job, [victim], "EvictionByEvictionAPI", 1)
     until_one_may_go(installed, namespace)
 
-    node = next(iter(owners(job).values()))
+    node = job.pods()[owners(job.status())[0]]["spec"]["nodeName"]
     victims = [name for name, pod in job.pods().items() if pod["spec"].get("nodeName") == node]
     installed.taint(node, "test.dev/maintenance")
     left(job, victims, "DeletionByTaintManager", 1 + len(victims))
     installed.untaint(node, "test.dev/maintenance")
 
-    before, node = job.status()["preemptions"], next(iter(owners(job).values()))
+    status = job.status()
+    before, node = status["preemptions"], job.pods()[owners(status)[0]]["spec"]["nodeName"]
     victims = [name for name, pod in job.pods().items() if pod["spec"].get("nodeName") == node]
     with more_important(installed, namespace, node):
         left(job, victims, "PreemptionByScheduler", before + len(victims))
@@ -142,7 +137,7 @@ def left(job: Job, workers: list[str], reason: str, preemptions: int) -> None:
     assert job.told(reason).startswith(tuple(f"{worker}: " for worker in workers))
     job.until_pods(lambda pods: not pods.keys() & set(workers) and len(pods) == 3)
     ungate(job)
-    job.wait(lambda s: not any(worker in s["plan"] for worker in workers))
+    job.wait(lambda s: not set(workers) & set(owners(s)))
     job.wait(lambda _: job.pods().keys() <= joined(job))  # the condition may be from before they left
     assert whole(job)["preemptions"] == preemptions
     assert "Takeover" not in [pair[0] for pair in job.events()], f"a notice was of no use: {job.events()}"
