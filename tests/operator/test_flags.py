@@ -11,8 +11,6 @@ from bamboo_core.names import EXIT_FAILED, EXIT_USAGE
 from bamboo_operator.__main__ import command
 from certificates import issue
 
-TLS = ["--tls-cert", "FOLDER/tls.crt", "--tls-key", "FOLDER/tls.key"]
-
 
 def start(folder: Path, *flags: str) -> Result:
     (folder / "key").write_bytes(b"k" * 32)
@@ -29,16 +27,15 @@ def start(folder: Path, *flags: str) -> Result:
         (["--node-marks", "FOLDER/none.json"], "--node-marks: FOLDER/none.json: no such file"),
         (["--node-marks", "FOLDER/marks.json"], "--node-marks: nodeMarks[0]: expected exactly one of taint"),
         (["--node-marks", "FOLDER/marks.json"], "--node-marks: more: unknown field"),
-        ([*TLS, "--tls-ca", "FOLDER/empty"], "--tls-ca: Empty certificate data"),
-        ([*TLS, "--tls-ca", "FOLDER/latin"], "--tls-ca: 'ascii' codec can't decode"),
+        (["--tls-ca", "FOLDER/empty"], "--tls-ca: Empty certificate data"),
+        (["--tls-ca", "FOLDER/latin"], "--tls-ca: 'ascii' codec can't decode"),
     ],
 )
 def test_a_wrong_flag_is_named(flags: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "marks.json").write_text('{"nodeMarks": [{"reason": "A", "gone": true}], "more": 1}')
-    issue(tmp_path)
     (tmp_path / "empty").touch()
     (tmp_path / "latin").write_text("\u00e9")
-    result = start(tmp_path, *(flag.replace("FOLDER", str(tmp_path)) for flag in flags))
+    result = start(tmp_path, *issue(tmp_path), *(flag.replace("FOLDER", str(tmp_path)) for flag in flags))
     assert result.exit_code == EXIT_USAGE
     assert result.output.startswith("bamboo-operator: ")
     assert sentence.replace("FOLDER", str(tmp_path)) in result.output
