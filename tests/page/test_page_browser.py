@@ -77,7 +77,7 @@ def page(*, over: bool = False, told: int = 1) -> Document:
         preemptions=1,
         memory=(("tiny-w0", Memory(peak=10 << 20, limit=16 << 20)),),
         checkpoint=kept,
-        traffic=(("tiny-w0", Traffic(sync=7 << 20, layers=1)),),
+        traffic=(("tiny-w0", Traffic(sync=7 << 20, state=1)),),
         evaluations=((2, {"loss": 1.5}), (4, {"loss": 2.5})),
         best_evaluation=2,
     )
@@ -127,7 +127,7 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears(chrome: str) -> None
         tree = await tab.tree()
         roles = [role for role, _ in tree]
         assert ("heading", HOSTILE) in tree
-        assert ("heading", "Degraded") in tree or ("heading", "Recovering") in tree
+        assert ("heading", "Recovering") in tree
         assert ("columnheader", "Stage 1") in tree
         assert ("rowheader", "Pipeline 0") in tree
         assert any(role == "cell" and "w0 training 2 stages unprotected" in name for role, name in tree), tree
