@@ -56,7 +56,11 @@ OTHERS = {
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
-    return (n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    """Yield a node's string constants, except those that something is compared with."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    for child in () if isinstance(node, ast.Compare) else ast.iter_child_nodes(node):
+        yield from _texts(child)
 
 
 def _given(tree: ast.Module, file: str) -> Iterator[str]:
