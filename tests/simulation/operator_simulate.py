@@ -82,6 +82,8 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--grids", action="store_true", help="the coordinator chooses stages and pipelines")
     parser.add_argument("--queues", action="store_true", help="the job is in a queue of Kueue")
     arguments = parser.parse_args(given)
+    if arguments.regression and arguments.queues:
+        parser.error("--queues goes with no --regression, whose scenarios have none")
     names = REGRESSIONS if arguments.regression == ALL else (arguments.regression,)
     trials = [Trial(regression=name, grids=arguments.grids, queues=arguments.queues) for name in names]
     if arguments.seeds is not None:
