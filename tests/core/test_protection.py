@@ -93,8 +93,6 @@ def test_everybody_gives_the_same_answer(
     ],
 )
 def test_nothing_is_protected_while_nothing_runs(status: Any, spec: dict[str, Any], reason: str) -> None:
-    if status is not None and status.phase == "Pending":
-        status = replace(status, grid=())
     made = job_status(status, BambooJobStatus(), StatusFacts(now=NOW, generation=1, spec=job(**spec)))
     told = made.condition("Protected")
     assert told is not None
@@ -107,7 +105,7 @@ def test_nothing_is_protected_before_a_restarted_operator_has_heard_of_it() -> N
     facts = StatusFacts(now=NOW, generation=1, spec=job())
     for changes in ({}, FILLED):
         before = job_status(said(**changes), BambooJobStatus(), facts)
-        for status in (replace(said(phase="Recovering", workers=()), grid=()), said(phase="Recovering", **changes)):
+        for status in (said(phase="Recovering", grid=(), workers=()), said(phase="Recovering", **changes)):
             after = job_status(status, before, facts)
             told = after.condition("Protected")
             assert told is not None

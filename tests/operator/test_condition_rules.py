@@ -18,7 +18,7 @@ ALL = [
 
 
 SLOW = SlowWorker(worker="w1", pipeline=0, stage=1, seconds=0.2, usual=0.1, sentence="w1 takes 200 ms")
-PENDING = said(phase="Pending", grid=((),), workers=(), step=0, loss=None)
+PENDING = said(phase="Pending", grid=(), workers=(), step=0, loss=None)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ PENDING = said(phase="Pending", grid=((),), workers=(), step=0, loss=None)
         (None, {"spec": None, "problems": ("spec.task: missing",)}, "Invalid", {}),
         (None, {}, "Pending", {"Accepted": "Accepted"}),
         (None, {"warnings": ("x",)}, "Pending", {"Accepted": "AcceptedInPart"}),
-        (replace(PENDING, grid=()), {}, "Pending", {"Accepted": "Accepted"}),
+        (PENDING, {}, "Pending", {"Accepted": "Accepted"}),
         (
             RUNNING,
             {},

@@ -53,7 +53,7 @@ PASSED = job(budget={"doneBy": "2026-03-01T11:00:00Z"})
         (BUDGETED, going_on(60.0), "9.5", "WithinBudget"),  # its last minute is paid for
         (BUDGETED, going_on(None, steps=None), "8", "MoneyLow"),
         (BUDGETED, going_on(None), "1", "WithinBudget"),
-        (BUDGETED, said(phase="Pending", grid=((),)), "9", "NotRunning"),
+        (BUDGETED, said(phase="Pending", grid=()), "9", "NotRunning"),
         (DATED, going_on(7000.0), "0", "WithinBudget"),
         (DATED, going_on(7300.0), "0", "DateMissed"),
         (DATED, going_on(None), "0", "WithinBudget"),

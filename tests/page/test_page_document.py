@@ -1,7 +1,6 @@
 """The document of a job's page, from a local run and from the operator."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,7 +154,7 @@ def test_a_job_that_is_over_shows_from_its_status() -> None:
 def test_after_a_restart_what_is_unknown_is_said() -> None:
     """Until the workers are back, the page takes owners and progress from the status; the past stays unknown."""
     status = written(training={"step": 300, "steps": 1000}, plan='{"pipelines":[["tiny-w0","tiny-w2"]]}')
-    away = replace(said(phase="Recovering"), grid=(), workers=(), step=0)
+    away = said(phase="Recovering", grid=(), workers=(), step=0)
     found = looked(look(written=status, status=away, record=JobTimeline(Time(WHEN))), WHEN)
     assert (found.state.name, found.live, found.owners) == ("Recovering", None, (("tiny-w0", "tiny-w2"),))
     assert found.unknown == (OWNERS_ONLY, RESTARTED)

@@ -86,9 +86,9 @@ def pod(
     return {"metadata": metadata, "spec": {"terminationGracePeriodSeconds": 30}, "status": status}
 
 
-def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
+def said(*, grid: Any = None, workers: Any = None, **values: Any) -> Status:
     """Return a coordinator's status; by default two protected stages run in one pipeline."""
-    grid = grid or ((("w0", True), ("w1", True)),)
+    grid = ((("w0", True), ("w1", True)),) if grid is None else grid
     if workers is None:
         workers = tuple((owner, WorkerState.TRAINING) for row in grid for owner, _ in row)
     usual: dict[str, Any] = {
