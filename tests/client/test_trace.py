@@ -19,7 +19,7 @@ from manifest_kit import bamboojob, training
 CELL = Cell(0, 1)
 
 
-def write(folder: Path, *, closed: bool = True) -> list[dict[str, Any]]:
+def write(folder: Path) -> list[dict[str, Any]]:
     """Write the trace of a worker that waits, rehearses, and goes on; return its events."""
     trace = Spans(TraceFile(folder / "w0.json", "w0", 5))
     trace.event("Epoch", epoch=1, reason="Started", message="", boundary=False, seconds=0.0)

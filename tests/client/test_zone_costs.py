@@ -22,8 +22,8 @@ def over_zones(zones: str, *lost: str) -> Trace:
     return make_trace([*first, *gone], duration=HOUR)
 
 
-def two_pipelines(policy: str, pipelines: int = 2, **more: Any) -> JobRun:
-    one = job(2, pipelines, spread={"policy": policy}, **more)
+def two_pipelines(policy: str, **more: Any) -> JobRun:
+    one = job(2, 2, spread={"policy": policy}, **more)
     layers = tuple(msgspec.structs.replace(layer, boundary=BOUNDARY) for layer in one.profile.layers)
     return JobRun(
         spec=one.spec,
@@ -33,9 +33,9 @@ def two_pipelines(policy: str, pipelines: int = 2, **more: Any) -> JobRun:
     )
 
 
-def chosen_grid(policy: str, **topology: int) -> JobRun:
+def chosen_grid(policy: str) -> JobRun:
     """Return a run whose coordinator chooses a grid of at least two stages and at most four workers."""
-    return two_pipelines(policy, topology=topology, elastic={"maxWorkers": 4, "minStages": 2})
+    return two_pipelines(policy, topology={}, elastic={"maxWorkers": 4, "minStages": 2})
 
 
 def test_what_crosses_zones_is_counted_and_paid_for() -> None:
