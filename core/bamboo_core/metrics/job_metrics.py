@@ -19,7 +19,7 @@ from bamboo_core.metrics.exposition import MetricsPage
 
 
 def progress(page: MetricsPage, job: tuple[str, str], status: Status) -> None:
-    """Add a job's progress: steps, loss, evaluation and speed. Adds nothing while a restarted coordinator recovers."""
+    """Add a job's progress: steps, epoch, loss, metrics, speed. Adds nothing while a restarted coordinator recovers."""
     if status.phase == "Recovering":
         return
     page.add(table.JOB_STEP, status.step, *job)
@@ -39,7 +39,7 @@ def progress(page: MetricsPage, job: tuple[str, str], status: Status) -> None:
 
 
 def grid(page: MetricsPage, job: tuple[str, str], status: Status | None, spec: JobSpec) -> None:
-    """Add a job's workers by state, its pipelines and its replicas. status: None without workers."""
+    """Add a job's workers by state, pipelines, replicas and unprotected cells. status: None if it has no workers."""
     counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
     for state in WorkerState:
         page.add(table.JOB_WORKERS, counts[state], *job, state.value)
