@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from heapq import heapify, heapreplace
 
 from bamboo_core.job.spec import ElasticSpec, JobSpec, PipelineSchedule, RedundancyMode, schedules
 from bamboo_core.planning.profile import ModelFigures, ModelProfile, for_microbatch
@@ -169,25 +169,16 @@ class Costs:
 
     def _shares(self, lengths: tuple[int, ...], order: StageOrder) -> set[tuple[int, int]]:
         """Return each pipeline's length and microbatches, at least one; equal pairs once. Each further microbatch
-        goes to the pipeline that is done with it first, the first of equals; adjacent ones of equal length take turns.
+        goes to the pipeline that is done with it first, the first of equals.
         """
-        runs = [(length, len(list(them))) for length, them in groupby(lengths)]
-
-        def done(length: int, microbatches: int) -> float:
-            return max(self._ends(length, microbatches, order))
-
-        shares, left = [1] * len(runs), self.microbatches - len(lengths)
-        shares_of: set[tuple[int, int]] = set()
-        while left > 0:
-            ends = [done(length, shares[i] + 1) for i, (length, _) in enumerate(runs)]
-            first = ends.index(min(ends))
-            length, number = runs[first]
-            if left < number:
-                shares_of.add((length, shares[first] + 1))
-            else:
-                shares[first] += 1
-            left -= number
-        return shares_of | {(length, shares[i]) for i, (length, _) in enumerate(runs)}
+        shares = [1] * len(lengths)
+        done = [(max(self._ends(length, 2, order)), place) for place, length in enumerate(lengths)]  # with one more
+        heapify(done)
+        for _ in range(self.microbatches - len(lengths)):
+            _, place = done[0]
+            shares[place] += 1
+            heapreplace(done, (max(self._ends(lengths[place], shares[place] + 1, order)), place))
+        return set(zip(lengths, shares, strict=True))
 
     def best_lengths(self, nodes: int, shortest: int, longest: int, fewest: int) -> tuple[int, ...]:
         """Return the numbers of stages, `shortest` to `longest`, of the fastest pipelines, at least `fewest` ones: all

@@ -73,28 +73,6 @@ def test_long_pipelines_of_equal_lengths_take_as_long_as_their_grid() -> None:
     assert costs.uneven((14, 14)) == pytest.approx(costs.step(Grid(14, 2)))
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
-@pytest.mark.parametrize("lengths", [(3, 2), (4, 4, 4), (3, 3, 2, 2, 2), (6, 1), (2,) * 9])
-def test_each_microbatch_is_for_the_pipeline_that_is_done_with_it_first(
-    lengths: tuple[int, ...], schedule: str
-) -> None:
-    """`Costs.uneven`, which assigns many microbatches at once, agrees with this test, which assigns them one by one."""
-    costs = costs_of(profile(6, state=10, flow=100.0), batch=150, schedule=schedule)
-    rates = StrategyRates(costs.profile.figures, costs.spec, costs.profile.machine.memory)
-    order = StageOrder(PipelineSchedule(schedule))
-    shares = [1] * len(lengths)
-
-    def ends(d: int, more: int = 0) -> tuple[float, ...]:
-        return rates.pipeline_ends(lengths[d], shares[d] + more, order)
-
-    for _ in range(150 - len(lengths)):
-        first = min(range(len(lengths)), key=lambda d: (max(ends(d, 1)), d))
-        shares[first] += 1
-    grid = Grid(min(lengths), len(lengths), PipelineSchedule(schedule))
-    last = [max(ends(d)[s * lengths[d] // grid.stages] for d in range(len(lengths))) for s in range(grid.stages)]
-    assert costs.uneven(lengths) == pytest.approx(rates.completed(grid, last))
-
-
 @pytest.mark.parametrize("memory", [30, 1000])
 def test_the_best_lengths_are_those_of_the_shortest_step(memory: int) -> None:
     costs = costs_of(profile(6, state=10, flow=100.0, memory=memory), batch=24)

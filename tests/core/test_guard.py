@@ -60,13 +60,18 @@ def test_without_checkpoints_it_ends_at_the_first_one() -> None:
     assert (later.end.outcome, later.end.reason) == (Outcome.FAILED, "ResultsDiffer"), "no checkpoint is from before"
 
 
-def test_a_checkpoint_becomes_one_when_all_who_write_it_have_told_the_same() -> None:
+def awaiting_checksums() -> tuple[World, list[tuple[int, str]]]:
+    """Return a job whose checkpoint of step 8 is written, and the stages and workers whose checksums it lacks."""
     world = made(3)
     train(world, 7)
     checkpoint = protocol.CheckpointId(step=8, id="a")
     world.commit((world.state.checkpoints.number, checkpoint))
     written(world, checkpoint)
-    holders = [(stage, worker) for stage, mine in enumerate(world.state.checkpoints.writers) for worker in mine]
+    return world, [(stage, worker) for stage, mine in enumerate(world.state.checkpoints.writers) for worker in mine]
+
+
+def test_a_checkpoint_becomes_one_when_all_who_write_it_have_told_the_same() -> None:
+    world, holders = awaiting_checksums()
     for stage, worker in holders:
         assert not sent(world, protocol.CommitCheckpoint)
         tell(world, worker, 8, X, stage)
@@ -74,14 +79,7 @@ def test_a_checkpoint_becomes_one_when_all_who_write_it_have_told_the_same() -> 
 
 
 def test_a_writer_that_is_lost_is_not_waited_for() -> None:
-    world = made(3)
-    train(world, 7)
-    checkpoint = protocol.CheckpointId(step=8, id="a")
-    world.commit((world.state.checkpoints.number, checkpoint))
-    written(world, checkpoint)
-    *others, (stage, last) = [
-        (stage, worker) for stage, mine in enumerate(world.state.checkpoints.writers) for worker in mine
-    ]
+    world, (*others, (stage, last)) = awaiting_checksums()
     for stage, worker in others:
         if worker != last:
             tell(world, worker, 8, X, stage)

@@ -72,16 +72,16 @@ async def test_of_a_job_that_is_deleted_while_no_operator_is_active_nothing_runs
         assert server.asked.count(STATUS_WRITE) == 1
 
 
-class Checking(Server):
-    """An API server that answers calls to /pods, such as dry runs, once `go` is set. checks: number of such calls."""
+class Silent(Server):
+    """An API server that answers calls whose path has this end once `go` is set. held: number of such calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: str) -> None:
         super().__init__()
-        self.checks, self.go = 0, asyncio.Event()
+        self.end, self.held, self.go = end, 0, asyncio.Event()
 
     async def call(self, method: str, path: str, *more: Any, **query: Any) -> dict[str, Any]:
-        if path.endswith("/pods"):
-            self.checks += 1
+        if path.endswith(self.end):
+            self.held += 1
             await self.go.wait()
         return await super().call(method, path, *more, **query)
 
@@ -96,11 +96,11 @@ async def begins_with(jobs: JobController, *, steps: int) -> None:
 
 
 async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_job_begins_with() -> None:
-    server = Checking()
+    server = Silent("/pods")
     async with managed(server) as jobs:
         first = body("u1")
         job_event(jobs, "ADDED", first)
-        await in_time(lambda: server.checks == 1)
+        await in_time(lambda: server.held == 1)
         second = body("u1", training={**first["spec"]["training"], "steps": 7})
         second["metadata"]["generation"] = 2
         job_event(jobs, "MODIFIED", second)
@@ -108,26 +108,12 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
         await begins_with(jobs, steps=7)
 
 
-class Silent(Server):
-    """An API server that does not answer writes of a status until `go` is set. writes: number of these calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes, self.go = 0, asyncio.Event()
-
-    async def call(self, method: str, path: str, *more: Any, **query: Any) -> dict[str, Any]:
-        if path.endswith("/status"):
-            self.writes += 1
-            await self.go.wait()
-        return await super().call(method, path, *more, **query)
-
-
 async def test_a_suspension_is_handled_while_the_api_server_does_not_answer() -> None:
     """The coordinator gets an edit from the watch at once, not with the next reconciliation."""
-    server = Silent()
+    server = Silent("/status")
     async with managed(server) as jobs:
         job_event(jobs, "ADDED", body("u1"))
-        await in_time(lambda: server.writes == 1)
+        await in_time(lambda: server.held == 1)
         second = body("u1", suspend=True)
         second["metadata"]["generation"] = 2
         job_event(jobs, "MODIFIED", second)
@@ -136,5 +122,5 @@ async def test_a_suspension_is_handled_while_the_api_server_does_not_answer() ->
         assert runner is not None
         assert runner.ending
         await in_time(lambda: runner.finish is not None)
-        assert server.writes == 1
+        assert server.held == 1
         server.go.set()

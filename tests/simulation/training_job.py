@@ -34,7 +34,7 @@ from bamboo_core.coordinator.events import (
 from bamboo_core.coordinator.grids.choosing import SECONDS_PER_OPERATION
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import ReplicaPlacement
-from bamboo_core.planning.plan import Cell, Plan
+from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.splits.speeds import StageTimes
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.initial import FirstTask
@@ -59,6 +59,8 @@ from bamboo_trainer.tasks.ties import settled
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from manifest_kit import bamboojob, training
 from memory_transport import MemoryNetwork
+from played_job import PlayedJob
+from sim_worker import Killed
 from stage_kit import state_of
 
 NOT_TOLD = ("bamboo_trainer.models.gpt:build", "bamboo_trainer.models.mlp:build")  # about the training
@@ -69,10 +71,6 @@ OPERATIONS = 1e6  # of each layer, which a worker of a cluster counts
 def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> Task:
     """Return a task of the model library or of plain_models, loaded and prepared as workers prepare it. Cached."""
     return settled(load_task(entrypoint, json.loads(config), training), seed)
-
-
-class Killed(BaseException):
-    """The death of a worker in the middle of an instruction, which no handler of the product catches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +212,7 @@ class Watch:
             raise Killed
 
 
-class Job:
+class Job(PlayedJob):
     """One simulated job.
 
     decide: called before every turn; may kill workers or give them notice. capacity: the most workers alive at once;
@@ -437,22 +435,6 @@ class Job:
         self.nodes[name] = Node(name, engine, events)
         self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1)))
         self.inbox.append(Received(name, protocol.WorkerReady(samples=len(self.task.dataset), steps=training.steps)))
-
-    @property
-    def plan(self) -> Plan:
-        """The newest plan. The job must have one."""
-        return self.state.current_plan
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """The job's outcome; None while it runs."""
-        return self.finish.outcome if self.finish else None
-
-    @property
-    def end(self) -> Finish:
-        """The end of the job. Raises AssertionError if it still runs."""
-        assert self.finish is not None
-        return self.finish
 
     @property
     def bits(self) -> str:

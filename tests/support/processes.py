@@ -23,21 +23,20 @@ from bamboo_core.coordinator.events import (
     Emit,
     Event,
     Finish,
-    Outcome,
     RemoveWorker,
     Send,
     Tick,
     WorkerLost,
 )
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.planning.plan import Plan
 from folders import TASK_PATH
+from played_job import PlayedJob
 
 TICK_SECONDS = 0.05
 Decide = Callable[["Processes"], None]
 
 
-class Processes:
+class Processes(PlayedJob):
     """A job with real worker processes. main: their program. decide: called after each event until the job ends."""
 
     def __init__(
@@ -80,16 +79,6 @@ class Processes:
             await server.stop()
             await self.pool.close()
         return self
-
-    @property
-    def plan(self) -> Plan:
-        """The newest plan. The job must have one."""
-        return self.state.current_plan
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """How the job ended; None while it runs."""
-        return self.finish.outcome if self.finish else None
 
     def _only_frozen(self) -> bool:
         return self.frozen.issuperset(self.pool.alive)

@@ -5,7 +5,6 @@ import gc
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,15 +82,6 @@ def same(left: Frame, right: Frame) -> bool:
         a.dtype == b.dtype and a.shape == b.shape and bytes(byte_view(a)) == bytes(byte_view(b))
         for a, b in zip(left.tensors, right.tensors, strict=True)
     )
-
-
-def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def our_threads() -> list[str]:

@@ -15,7 +15,6 @@ from bamboo_core.coordinator.events import (
     AddWorkers,
     Emit,
     Finish,
-    Outcome,
     RequestsWithdrawn,
     Send,
     SpecChanged,
@@ -30,6 +29,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import gives_back
 from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from manifest_kit import bamboojob, training
+from played_job import PlayedJob
 
 
 def held(plan: Plan, worker: str, cut: CheckpointId) -> protocol.StateHeld:
@@ -46,7 +46,7 @@ def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
     )
 
 
-class World:
+class World(PlayedJob):
     """Simulated workers around the real coordinator. Their answers wait in `pending` until the test delivers them.
 
     chooses: which of "stages" and "pipelines" the manifest leaves to the coordinator. elastic (only with `chooses`):
@@ -109,22 +109,6 @@ class World:
         self.lost: set[str] = set()
         self.pending: deque[Any] = deque()
         self.tell(Tick())
-
-    @property
-    def plan(self) -> Plan:
-        """The newest plan. The job must have one."""
-        return self.state.current_plan
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """How the job ended; None while it runs."""
-        return self.finish.outcome if self.finish else None
-
-    @property
-    def end(self) -> Finish:
-        """The end of the job. The job must have ended."""
-        assert self.finish is not None, "the job goes on"
-        return self.finish
 
     def wait(self, until: Callable[[], bool], turns: int = 2000) -> None:
         """Let 0.3 s pass, then deliver the next message, else a Tick; repeat until `until()`, at most `turns` times."""

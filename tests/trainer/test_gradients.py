@@ -403,7 +403,7 @@ def test_each_microbatch_counts_as_a_whole_however_its_gradients_come(used: bool
 @pytest.mark.parametrize("groups", [8, 13])
 @pytest.mark.parametrize("first", [0, 3])
 def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int, first: int) -> None:
-    """A worker that continues another one's sum after any group comes to the same sums, and modifies no gradient."""
+    """A worker that continues another one's sum after any group comes to the same sums."""
     given, bounds = gradients(groups), range(groups + 1)
     whole = GradientSum(8, CPU, bounds, range(first, groups))
     left = [whole]
@@ -419,7 +419,6 @@ def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int,
     for one in left:
         pairs = zip(one.nodes(), whole.nodes(), strict=True)
         assert all(node == other and torch.equal(total, same) for (node, total), (other, same) in pairs)
-    assert all(map(torch.equal, given, gradients(groups)))
 
 
 @pytest.mark.parametrize(("groups", "cuts"), [(16, (5, 6, 10)), (13, (1, 2, 12)), (7, (3,)), (1, ())])

@@ -10,7 +10,8 @@ from bamboo_core.names import FLOWS_PER_LINK, LARGE_BODY
 from bamboo_trainer.frames import FrameKind
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from transport_kit import Net, accepted, dial, eventually, greet, make_frame, our_threads, raw_frame, refused
+from transport_kit import Net, accepted, dial, greet, make_frame, our_threads, raw_frame, refused
+from waiting import until
 
 pytest_plugins = ["transport_kit"]
 
@@ -33,7 +34,7 @@ def test_only_large_frames_open_more_connections(kind: FrameKind) -> None:
         for count in (2, 3):
             a.send("b", make_frame(LARGE, kind=kind))
             assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-            assert eventually(lambda: connections() == 1 + FLOWS_PER_LINK)
+            until(lambda: connections() == 1 + FLOWS_PER_LINK)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -45,7 +46,7 @@ def test_a_connection_lost_amid_frames_is_a_link_lost(net: Net, seed: int) -> No
     for index, tensor in enumerate(tensors):
         a.send("b", make_frame(tensor, microbatch=index))
     b_in.wait(Arrived, rng.randrange(1, 5))
-    assert eventually(lambda: connections() == 1 + FLOWS_PER_LINK)
+    until(lambda: connections() == 1 + FLOWS_PER_LINK)
     socks = accepted(b)
     rng.choice(socks).shutdown(socket.SHUT_RDWR)
     for sock in socks:
@@ -54,11 +55,11 @@ def test_a_connection_lost_amid_frames_is_a_link_lost(net: Net, seed: int) -> No
     b_in.wait(LinkUp)
     assert a_in.events == [LinkDown("b"), LinkUp("b")]
     a.send("b", make_frame(tensors[0].repeat(100), microbatch=99))
-    assert eventually(lambda: b_in.of(Arrived)[-1].frame.address.microbatch == 99)
+    until(lambda: b_in.of(Arrived)[-1].frame.address.microbatch == 99)
     frames = [event.frame for event in b_in.of(Arrived)][:-1]
     assert [frame.address.microbatch for frame in frames] == list(range(len(frames)))
     assert all(torch.equal(frame.tensors[0], tensors[frame.address.microbatch]) for frame in frames)
-    assert eventually(lambda: connections() == 1 + FLOWS_PER_LINK)
+    until(lambda: connections() == 1 + FLOWS_PER_LINK)
 
 
 def test_a_connection_that_may_not_join_is_a_link_lost(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:

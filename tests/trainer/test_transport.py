@@ -17,7 +17,8 @@ from bamboo_trainer.frames import FrameKind
 from bamboo_trainer.transport import links, tcp
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
 from bamboo_trainer.transport.tcp import TcpTransport
-from transport_kit import SECONDS, SECRET, Net, accepted, eventually, make_frame, our_threads
+from transport_kit import SECONDS, SECRET, Net, accepted, make_frame, our_threads
+from waiting import until
 
 pytest_plugins = ["transport_kit"]
 
@@ -179,7 +180,7 @@ def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, monkeypa
         a.peers({"b": ("127.0.0.1", int(child.stdout.readline()))})
         a.send("b", make_frame(torch.ones(1)))
         a.send("b", make_frame(torch.ones(1), kind=FrameKind.LAYER))
-        assert eventually(lambda: sum("bamboo-send" in name for name in our_threads()) == 2)
+        until(lambda: sum("bamboo-send" in name for name in our_threads()) == 2)
         a_in.wait(Arrived, 2)
         child.send_signal(signal.SIGKILL)
         a_in.wait(LinkDown, 2)
