@@ -81,11 +81,6 @@ def test_pipelines_send_few_sums(groups: int, sums: dict[int, int]) -> None:
     assert {pipelines: max(map(len, sums_finished(groups, pipelines))) for pipelines in sums} == sums
 
 
-def test_sums_are_finished_with_their_last_group() -> None:
-    assert sums_finished(12, 4) == {(2 / 3, 1.0), (1 / 3, 1.0)}
-    assert sums_finished(8, 4) == {(1.0,)}
-
-
 @given(st.integers(1, 10_000))
 def test_by_default_each_microbatch_is_a_group_up_to_48(microbatches: int) -> None:
     groups = TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1).groups

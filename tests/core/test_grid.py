@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import TopologySpec
-from bamboo_core.planning.grid import Roles, layer_ranges, make_layout, split_layers, worker_roles
+from bamboo_core.planning.grid import Roles, layer_ranges, split_layers, worker_roles
 from manifest_kit import minimal
 
 
@@ -96,15 +96,6 @@ def test_a_model_of_ten_thousand_layers_is_split_at_once(kind: str) -> None:
     assert [a for a, _ in split] == [0, *(b for _, b in split[:-1])]
     assert split[-1][1] == 10_000
     assert all(a < b for a, b in split)
-
-
-@given(st.integers(1, 64), st.integers(1, 8))
-def test_microbatches_are_shared_out_exactly_once(microbatches: int, pipelines: int) -> None:
-    pipelines = min(pipelines, microbatches)
-    shares = make_layout(0, microbatches, pipelines, microbatches).split
-    assert [m for share in shares for m in share] == list(range(microbatches))
-    assert max(map(len, shares)) == -(-microbatches // pipelines)
-    assert min(map(len, shares)) > 0
 
 
 def test_a_worker_keeps_the_next_stage_and_runs_a_lost_one() -> None:
