@@ -62,6 +62,7 @@ def test_warm_up_reaches_the_peak_and_decays_end_where_they_should() -> None:
         assert [at(k) for k in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0], make
         assert at(10) == at(99) == 0.25, make
         assert all(at(k) > at(k + 1) for k in range(4, 10)), make
+        assert [make(1.0, steps=2, warmup=2)(k) for k in range(2)] == [0.5, 1.0]
     root = schedules.inverse_sqrt(1.0, warmup=4)
     assert [root(k) for k in (0, 3, 4, 15)] == [0.25, 1.0, math.sqrt(4 / 5), 0.5]
     assert schedules.constant(2.0, warmup=2)(0) == 1.0
@@ -78,7 +79,8 @@ def test_warm_up_reaches_the_peak_and_decays_end_where_they_should() -> None:
         (lambda: schedules.constant(1.0, warmup=-1), "warmup must be at least 0, got -1"),
         (lambda: schedules.inverse_sqrt(1.0, warmup=0), "warmup must be at least 1"),
         (lambda: schedules.milestones(1.0, at=[-3]), "milestones must be steps from 0 up, got -3"),
-        (lambda: schedules.one_cycle(1.0, steps=5, rise=1.0), "rise must be between 0 and 1"),
+        (lambda: schedules.cycled(1.0, 0.5, steps=5, rise=1.0), "rise must be between 0 and 1"),
+        (lambda: schedules.one_cycle(1.0, steps=5, final_factor=0), "start_factor and final_factor must be above 0"),
         (lambda: schedules.polynomial(1.0, steps=5, power=0.0), "power must be positive"),
     ],
 )

@@ -74,20 +74,21 @@ def one_cycle(
 
     rise: the share of the steps in which it goes up. For momentum or betas, which go the other way, use `cycled`.
     """
-    _check(steps=steps)
-    if not 0 < rise < 1:
-        raise ValueError(f"rise must be between 0 and 1, got {rise}")
+    if min(start_factor, final_factor) <= 0:
+        raise ValueError(f"start_factor and final_factor must be above 0, got {start_factor} and {final_factor}")
     low = peak / start_factor
     return _cycle((low, peak, low / final_factor), steps, rise)
 
 
 def cycled(high: float, low: float, *, steps: int, rise: float = 0.3) -> Schedule:
     """Return a schedule for momentum or betas while the rate follows `one_cycle`: from high to low and back."""
-    _check(steps=steps)
     return _cycle((high, low, high), steps, rise)
 
 
 def _cycle(values: tuple[float, float, float], steps: int, rise: float) -> Schedule:
+    _check(steps=steps)
+    if not 0 < rise < 1:
+        raise ValueError(f"rise must be between 0 and 1, got {rise}")
     begin, middle, end = values
     turn, last = rise * steps - 1, steps - 1
 
@@ -111,7 +112,7 @@ def _progress(step: int, warmup: int, steps: int) -> float:
     """Return the progress of the decay, from 0 at the end of the warm-up to 1 at `steps`."""
     if step >= steps:
         return 1.0
-    return max(0.0, (step - warmup) / (steps - warmup))
+    return (step - warmup) / (steps - warmup) if step > warmup else 0.0
 
 
 def _check(warmup: int = 0, steps: int | None = None) -> None:
