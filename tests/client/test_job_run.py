@@ -1,6 +1,7 @@
 """`bamboo simulate JOB.yaml`: the real coordinator in virtual time, under traces."""
 
 import random
+import re
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import Event, Tick
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.planning.profile import Network
+from bamboo_core.planning.profile import Machine, Network
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 
 
@@ -120,6 +121,23 @@ def test_to_wait_for_nodes_takes_little_computation(monkeypatch: pytest.MonkeyPa
     result = run(job(checkpoint=checkpoint), nodes(3, *gone))
     assert result.figures.waited * HOUR == pytest.approx(10 + 1800, abs=5)
     assert sum(isinstance(event, Tick) for event in heard) < 1800
+
+
+def test_a_replica_that_is_complete_after_a_cut_is_copied_for_it_too() -> None:
+    """After two losses a step begins anew on another grid while states are copied to new replicas, and within a second,
+    not after the 60 s for which the coordinator waits for copies that it lacks.
+    """
+    document = manifest(None, 1, 24, elastic={"maxWorkers": 9, "stabilizationSeconds": 10})
+    document["spec"]["topology"]["schedule"] = "1F1B"
+    sizes = {"parameters": 132704792, "optimizer": 265409584, "gradients": 10**8, "boundary": 10**6}
+    model = profile(9, Network(flow=1e9, machine=2e9, latency=0.001), forward=0.05, backward=0.1, **sizes)
+    times = msgspec.structs.replace(model.times, start=10.0, detection=1.0)
+    model = msgspec.structs.replace(model, times=times, machine=Machine(memory=10**12))
+    one, told = JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace()), list[str]()
+    run(one, nodes(9, (600.0, "remove", "n8"), (610.36, "remove", "n0")), told=told)
+    moved = [float(found[1]) for line in told if (found := re.search(r"after ([\d.]+) s in which layers moved", line))]
+    assert any("begins again there" in line for line in told)
+    assert max(moved) < 5
 
 
 def test_a_small_run_is_always_the_same() -> None:

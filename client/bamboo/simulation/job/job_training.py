@@ -4,7 +4,7 @@ They mirror the engine where it takes time: a plan takes effect at once or with 
 lost owner's stages complete the step, and a replica holds a state only once it is copied.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -201,6 +201,8 @@ class SimulatedTraining:
         plan = self.plan
         if plan is None or not self._held.arrived(worker, stage, at):
             return
+        if self._cut_state not in (None, plan.restore):  # the state is that of the cut
+            self._copy(plan, worker, [stage])
         for cell in plan.cells():
             roles, ours = plan.at(cell), cell.stage == stage
             if ours and worker in roles.replicas and roles.owner not in self._gone:
@@ -433,8 +435,12 @@ class SimulatedTraining:
         self._idle_since = self._clock.now
         self._cut_state, self._copies = cut, {}
         for worker in sorted(plan.worker_ids() - self._gone.keys()):
-            layers = tuple(i for s in sorted(self._held.of(worker)) for i in range(*plan.stages[s]))
-            self._copies[worker] = frozenset(layers)
-            held = protocol.StateHeld(checkpoint=cut, layers=layers)
-            if layers:
-                self._clock.after(self._held.bytes_of(layers) / COPY_RATE, partial(self._answer, worker, held))
+            self._copy(plan, worker, sorted(self._held.of(worker)))
+
+    def _copy(self, plan: Plan, worker: WorkerId, stages: Sequence[int]) -> None:
+        """Copy a worker's states of these stages for the cut, and report the layers once they are copied."""
+        layers = tuple(i for s in stages for i in range(*plan.stages[s]))
+        self._copies[worker] = self._copies.get(worker, frozenset()).union(layers)
+        if self._cut_state is not None and layers:
+            held = protocol.StateHeld(checkpoint=self._cut_state, layers=layers)
+            self._clock.after(self._held.bytes_of(layers) / COPY_RATE, partial(self._answer, worker, held))
