@@ -12,7 +12,7 @@ from bamboo_core.job.text_patterns import DNS_LABEL, METRIC
 from bamboo_core.text import count
 
 UNKNOWN_STEPS = 2**31  # more than any job has
-DEFAULT_GROUPS = 48  # of gradients, at most; twice as many take one more buffer of the size of a stage's gradient
+DEFAULT_GROUPS = 64  # of gradients, at most; twice as many take one more buffer of the size of a stage's gradient
 
 
 class Precision(StrEnum):
@@ -126,7 +126,7 @@ class TrainingSpec:
     gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
     """The number of groups of consecutive microbatches in which gradients are summed; the bits depend on it. Pipelines
     cannot be more than groups. A pipeline with n groups needs log2(n) more buffers of the size of a stage's gradient.
-    By default one for each microbatch, at most 48.
+    By default one for each microbatch, at most 64.
     """
     deterministic: Annotated[bool, Mark.NO_NUMBERS] = True
     """Repeated work gives the same bits, and copies are compared. False lets kernels add in any order, and compares

@@ -5,8 +5,8 @@ Floating-point sums depend on their order. So a step's microbatches are divided 
 gradients are added in the order of the microbatches; the groups' sums are added as a binary tree, each half before the
 whole. A pipeline runs whole groups. It sends the sums of the largest tree nodes inside its share, and the other
 pipelines add these to theirs: the same additions, whichever pipeline does them. It sends each sum as soon as it is
-final, so only the last one costs time after the step's computing. With 48 groups, 2, 6, 12 or 24 pipelines send one sum
-each; 3, 4, 8 or 16 send at most two, and most other numbers at most three.
+final, so only the last one costs time after the step's computing. With 64 groups a power of two of pipelines sends one
+sum each, and any other number at most five.
 
 The sums are in fp32. The final gradients may be rounded.
 """
