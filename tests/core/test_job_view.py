@@ -55,6 +55,7 @@ def test_a_plan_that_is_not_understood_is_none(written: str | None) -> None:
         ("Failed", "TaskFailed", 1),
         ("Failed", "StageLost", 3),
         ("Failed", "WorkersGone", 3),
+        ("Failed", "Suspended", 3),
         ("Degraded", "Unprotected", None),
     ],
 )
@@ -67,11 +68,12 @@ def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
     from pathlib import Path
 
     import bamboo_core
+    from bamboo_core.coordinator.events import RestoreCause
     from bamboo_core.view.job_view import UNRECOVERABLE
 
     source = "".join(p.read_text() for p in Path(bamboo_core.__file__).parent.rglob("*.py"))
     told = re.findall(r'(?:Outcome\.UNRECOVERABLE|\blost\(turn|_begin_to_look\(turn), "(\w+)"', source)
-    assert set(told) == set(UNRECOVERABLE)
+    assert {*told, *RestoreCause} - {RestoreCause.RESULTS_DIFFER} == set(UNRECOVERABLE)
 
 
 def test_a_run_of_this_process_has_the_view_of_a_job_on_a_cluster() -> None:

@@ -196,8 +196,8 @@ class FaultInjector:
                 node.channel.cut(fault.seconds, job.rng.random())
                 for other in job.nodes.values():
                     if other is not node:
-                        job.network.cut(node.name, other.name, LANES[2], fault.seconds)
-                        job.network.cut(other.name, node.name, LANES[2], fault.seconds)
+                        job.network.cut(node.name, other.name, LANES[-1], fault.seconds)
+                        job.network.cut(other.name, node.name, LANES[-1], fault.seconds)
             case FaultKind.CAPACITY:
                 before, job.capacity = job.capacity, 0
                 job.clock.after(fault.seconds, lambda: setattr(job, "capacity", max(before, job.capacity)))
@@ -255,7 +255,7 @@ class FaultInjector:
             job.network.stall(node.name, other.name, fault.seconds)
             return
         self._shake(other, fault.seconds)
-        lanes = LANES[job.rng.randrange(3)]
+        lanes = job.rng.choice(LANES)
         both = job.rng.random() < 0.5
         job.network.cut(node.name, other.name, lanes, fault.seconds)
         if both:

@@ -82,7 +82,7 @@ def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path |
     except (StorageError, HistoryError) as error:
         problem = error
     more = steps.numbered(max((one.attempt for one in kept), default=0))
-    if not (stored or more):
+    if not (kept or more):
         if problem is not None:
             raise problem
         return  # no step was committed, and no file was begun

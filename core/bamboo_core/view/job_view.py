@@ -162,6 +162,7 @@ UNRECOVERABLE = (
     "RestoreDeadlineExceeded",
     "RestoreFailed",
     "StageLost",
+    "Suspended",
     "WorkersGone",
 )  # reasons of jobs that could not be saved
 

@@ -224,7 +224,8 @@ def missing_since(known: Mapping[WorkerId, float], view: PodsView) -> dict[Worke
     have their number as the key. known: the result at the last look.
     """
     left = sorted(at for name, at in known.items() if name not in view.pods)  # other pods take their places
-    found = {n: at for n, at in known.items() if n in view.unscheduled or (n in view.pods and n not in view.living)}
+    leaving = {name for name, pod in view.pods.items() if pod["metadata"].get("deletionTimestamp")}
+    found = {name: at for name, at in known.items() if name in view.unscheduled or name in leaving}
     for name, pod in view.unscheduled.items():
         if name not in known:
             found[name] = left.pop(0) if left else view.released.get(name, view.now - age(pod))
