@@ -135,7 +135,7 @@ def children(pid: int) -> list[int]:
 
 @asynccontextmanager
 async def lab() -> AsyncIterator[Lab]:
-    """Open a lab for the block, which SIGTERM cancels. No process of the lab outlives it, even after an error."""
+    """Open a lab for the block, which SIGTERM cancels. No process of the lab outlives the block, even on an error."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, asyncio.current_task())
     with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder:

@@ -34,7 +34,7 @@ class Disturbance:
     step: int  # in progress, as far as the coordinator knows
     calm: float
     at: float
-    known: float | None = None  # the coordinator declares the loss
+    known: float | None = None  # the coordinator declares the loss, or has the notice
     planned: float | None = None
     epoch: int = 0
     heir: WorkerId = ""
@@ -92,7 +92,7 @@ class Taker:
         return len(self.job.committed) <= d.step + 1 if d.anew else d.reported is None
 
     def _settled(self) -> bool:
-        """Return whether workers obey the plan, each cell has its own owner and a copy, and replicas are in sync."""
+        """Return whether the job runs by its plan, each cell has its own owner and a copy, and replicas are in sync."""
         state = self.job.state
         if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.plans.applied:
             return False
@@ -167,9 +167,9 @@ async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: 
 def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
     """Return the figures of a kill, times in milliseconds. The heir is the cell's new owner.
 
-    pause: from the kill until the heir has repeated the last forward or backward of the open steps that the victim had
-    done. work: of the heir, from the plan until the commit. idle: the time from the plan until the heir is done with
-    the cell's step, minus work. tail: from then until the commit. If the step began anew, only the figures of `_steps`.
+    pause: from the kill until the heir has applied the plan and repeated the victim's instructions of uncommitted
+    steps. work: the heir's instructions from the plan until the commit. idle: from the plan until the heir's last
+    instruction of the cell, minus work. tail: from then until the commit. If the step began anew, return only `_steps`.
     """
     if d.anew:
         return _steps(d, committed, at=d.at)
@@ -236,7 +236,7 @@ def _idle(cell: Cell, step: int, done: list[Done]) -> float:
 
 
 def _steps(d: Disturbance, committed: dict[int, float], at: float) -> dict[str, float]:
-    """Compare the affected step, which is the first one committed after `at`, and the next step with calm ones."""
+    """Return how the affected step (the first one committed after `at`) and the next step differ from calm ones."""
     k = min(step for step, time in committed.items() if time > at)
     affected, after = committed[k] - committed[k - 1], committed[k + 1] - committed[k]
     return {

@@ -20,7 +20,7 @@ SAMPLES = 512
 
 
 class Sleeper(nn.Module):
-    """A layer [samples, WIDTH] -> the same shape that applies one small matrix and sleeps.
+    """A layer from [samples, WIDTH] to the same shape, which applies one small matrix and sleeps.
 
     A backward sleeps half of its time for the gradient of the inputs and half for that of the matrix. ballast: elements
     of an unused parameter.

@@ -49,7 +49,7 @@ def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
 
 
 def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool = False) -> Trace:
-    """Return a trace of node counts, `seconds` each; a repeated one replaces a node. notice: announce decreases."""
+    """Return a trace of node counts, `seconds` each; a repeated count replaces a node. notice: announce decreases."""
     changes: list[NodeChange] = []
     live: list[str] = []
     made = 0
@@ -83,7 +83,7 @@ class GridRun:
     """A run that completed. Times are seconds since training began."""
 
     ends: Sequence[float]  # of its steps
-    events: Sequence[tuple[float, str, str]]
+    events: Sequence[tuple[float, str, str]]  # time, reason, message
     others: float  # mean cores that other processes used meanwhile
 
     @property

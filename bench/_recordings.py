@@ -18,7 +18,7 @@ from bamboo.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_
 
 
 def recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
-    """Yield the name and trace of each recording (*.csv) in a folder, by name. Skip other files, such as prices."""
+    """Yield each recording's name and trace (*.csv of a folder), in order of name. Skip other files, such as prices."""
     for path in sorted(folder.glob("*.csv")):
         rows = [[cell.strip() for cell in line.split(",")] for line in path.read_text().splitlines() if line.strip()]
         first = rows[0][0]

@@ -184,7 +184,7 @@ class Scene:
         return {"job": play.name, "written": written, "first": None, "last": None}
 
     async def _healed(self, plays: list[Play]) -> None:
-        """Wait until the jobs have healed. Raises RuntimeError after HEAL_SECONDS; the operator is then overloaded."""
+        """Wait until the jobs have healed. Raises RuntimeError if one has not after HEAL_SECONDS."""
         deadline = time.monotonic() + HEAL_SECONDS
         while not all(play.calm(self.size.workers, CALM_SECONDS) for play in plays):
             if time.monotonic() > deadline:

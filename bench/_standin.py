@@ -207,7 +207,7 @@ class Standin:
             self._apply(self._plan)
 
     def _apply(self, plan: Plan, old: Plan | None = None) -> None:
-        """Put a plan in force; report its cells' replicas as in sync and, with `old`, its new cells as taken over."""
+        """Apply a plan; report replicas of this worker's cells as in sync and, with `old`, new cells as taken over."""
         self.epoch = plan.epoch
         self.say(PlanApplied(epoch=plan.epoch))
         for cell in plan.owned_by(self.name):

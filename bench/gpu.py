@@ -4,8 +4,8 @@
     python bench/gpu.py --small --minutes 2        # tiny sizes: whether all works, not how fast
 
 Prints one JSON object, and its progress on standard error. It trains Llama 3.2 1B in bf16 (on a single small
-GPU with fewer blocks and a smaller vocabulary), and a small Llama on CPUs; the workers share a single GPU. `left_out`
-names the measurements for which no time was left.
+GPU with fewer blocks and a smaller vocabulary), and a small Llama on CPUs; workers share the GPU if there is only one.
+`left_out` names the measurements for which no time was left.
 
     throughput     tokens per second of one plain PyTorch process and of one and several workers, eager and compiled
     modes          a step with each redundancy mode, over one without
@@ -292,7 +292,7 @@ def kills(clock: Clock, sizes: Sizes, losses: int) -> Figures:
 
 
 def kill(sizes: Sizes, losses: int, seconds: float) -> Figures:
-    """Kill workers one after the other, each at a random moment once the last loss has healed; return figures."""
+    """Kill workers in turn, at random moments of a healed job; return figures. Raises TimeoutError if it kills none."""
     end, moments, memory, rng = time.monotonic() + seconds, list[float](), list[int](), random.Random(0)
     with job_of(sizes, sizes.workers, mode="Replicas").run(page=False) as handle:
         with suppress(TimeoutError):

@@ -3,7 +3,7 @@
     python bench/layer_counts.py              # client/bamboo/profiles/counts/*.json
     python bench/layer_counts.py --only vgg
 
-Nothing is measured: torch's counter runs each layer on tensors without data, in fp32 and (for MODEL-bf16) in bf16.
+Nothing is measured: the layers' operations are counted on tensors without data, in fp32 and (for MODEL-bf16) in bf16.
 Microbatches are as large as those of the profiles that `bench/profiles.py` writes.
 """
 

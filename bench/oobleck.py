@@ -161,7 +161,7 @@ def read_measured(path: Path, model: str) -> Measured:
 
 
 def replayed(measured: Measured, batch: int, trace: Trace, *, joins_at_once: bool) -> float:
-    """Return Oobleck's samples per second at the measured rates, with a pause for each change of nodes in training.
+    """Return Oobleck's samples per second at the measured rates, with a pause if the number of training nodes changes.
 
     A loss discards the step in progress; a joining node costs no part of a step. joins_at_once: the fair replay;
     otherwise nodes join at the next loss, as in the artifact, or at once if nothing trains.

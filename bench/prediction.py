@@ -7,9 +7,9 @@
 `bamboo run` trains each job with real processes, and its workers come and go with the nodes of a recording, which the
 simulation also gets, with a profile measured on this machine (`bamboo profile`). Layers sleep (`_emulated`), so that a
 machine with few cores shows the schedule. The layers' time beyond the profile's, a worker's start time and the
-detection time come from one run on two stages before the cases. The calm duration of steps is the median of the
-second half of the time between two changes; lost is the extra time of the first half's steps, including the wait for
-another grid.
+detection time come from one run on two stages before the cases. The calm duration of steps is their median in the
+second half of the time between two changes; lost is the extra time of the steps in the first half, including the wait
+for another grid.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class PredictedCase:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The job's manifest, whose steps last about as long as all numbers of workers together."""
+        """The job's manifest, with about as many steps as fit into the duration of `nodes`."""
         steps = int(len(self.workers) * self.seconds / STEP_SECONDS)
         return grid_job(steps, self.grid, max(self.workers))
 

@@ -102,7 +102,7 @@ def whole_seconds(workload: Workload, samples: int) -> float:
 
 
 def paced(profile: ModelProfile) -> ModelProfile:
-    """Return the profile with layers scaled to the published on-demand step. Raises RuntimeError if it is too short."""
+    """Return a profile with layers scaled to the published on-demand step. Raises RuntimeError if that is too short."""
     published = profile.published
     assert published is not None
     low, high = 0.0, 1.0
@@ -124,7 +124,7 @@ class OneConnection(Network, frozen=True, kw_only=True):
 
 def on_demand_step(profile: ModelProfile) -> float:
     """Return the seconds of a step on the published on-demand grid, as `bamboo simulate JOB.yaml` computes it, but with
-    one connection per link and one sum per pipeline.
+    one connection per link and one gradient sum per pipeline.
     """
     published = profile.published
     assert published is not None

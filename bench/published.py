@@ -4,8 +4,8 @@
         [--whole-runs 3] [--trace FILE ...] [--random 0] [--csv FILE]
 
 CHECKOUT: a folder with the published program as its authors released it (with project_pactum/simulation). Both programs
-run each case: every model on generated nodes, cut after some hours, by seed, rate and hour of the day; the two models
-with a published number of steps also to their end; BERT also with 8 and 15 stages; and every model on each recording
+run each case: every model on generated nodes, cut after some hours, for each seed and rate; the two models with a
+published number of steps also to their end; BERT also with 8 and 15 stages; and every model on each recording
 (without --trace the checkout's). --random: this many generated recordings, each for a random model and end, with many
 events at one moment and names that come back. Figures have to be equal as floating-point numbers, not nearly. --csv:
 the published program's figures, case by case; tests/bench/test_nsdi2023.py compares with such a file.

@@ -4,8 +4,8 @@
     python bench/redundancy.py --replicas 1 --replicas 2 --replicas 3 --mebibytes 32
 
 Layers sleep, as if each worker had an accelerator of its own; processes and sockets are real. In each round every
-variant runs the same job once, in an order that rotates; a ratio compares two runs of the same round. All runs must
-give the same losses, to the last bit. The cost is how much longer the median step takes than with mode None.
+variant runs the same job once, in an order that rotates; a ratio compares two runs of the same round. All runs of a
+round must give the same losses, to the last bit. The cost is how much longer the median step takes than with mode None.
 """
 
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ WARMUP = 5  # steps that do not count, rehearsals included
 
 
 class Variant(NamedTuple):
-    """A variant of the job; each round runs every variant once."""
+    """A redundancy mode and number of replicas, with which the job runs once in each round."""
 
     mode: RedundancyMode
     replicas: int = 1  # of each stage
@@ -40,7 +40,7 @@ class RedundancyOptions:
 
     steps: int
     repeat: int
-    mebibytes: int  # parameters of a stage, mostly unused except for their gradients' traffic
+    mebibytes: int  # parameters that a stage has in addition, and does not use
     modes: list[Variant]
 
 

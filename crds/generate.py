@@ -1,8 +1,8 @@
 """Generator of the CRD in this folder, run by `make docs`. A test fails if the committed file is stale.
 
-The spec's schema is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults come from its fields, the
-descriptions are below them. The functions of `bamboo_core.job.manifest_rules` become CEL rules. The status's schema
-is made from `bamboo_core.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
+The spec's schema is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults come from its fields,
+descriptions from the strings below these. The functions of `bamboo_core.job.manifest_rules` become CEL rules. The
+status's schema is made from `bamboo_core.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
 """
 
 import ast

@@ -109,7 +109,7 @@ def _code_page(source: Path) -> str:
 
 
 def build(output: Path) -> None:
-    """Write the site to a folder, replacing it. Raises SystemExit if a link is wrong or the generator fails."""
+    """Write the site to a folder, replacing it. Raises SystemExit if a link is wrong or Zensical fails."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")

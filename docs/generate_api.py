@@ -15,7 +15,7 @@ CRD = ROOT / "crds" / "bamboojob.yaml"
 PAGE = ROOT / "docs" / "api.md"
 MAX_INT = 2**31 - 1
 INT_OR_STRING = "x-kubernetes-int-or-string"
-# Messages of rules that the fields' own descriptions say
+# Messages of rules that the fields' own descriptions already give
 SAID_OF_FIELDS = ("cannot change; create a new job instead", "can change only while the job is suspended")
 
 SHORT = " `kubectl explain bj.status`, and this page on the site (`make site`), describe the fields."

@@ -56,7 +56,7 @@ def _section(title: str, prefix: str, text: str, whole: bool) -> Iterator[str]:
 
 
 def _marks(metric: Metric) -> str:
-    """Return a metric's labels except namespace and job, and "histogram" if it is one, in brackets; else ""."""
+    """Return a metric's labels except namespace and job, and "histogram" for a histogram, in brackets; "" for none."""
     labels = [f"`{label}`" for label in metric.labels if label not in ("namespace", "job")]
     marks = [*labels, *(["histogram"] if metric.kind is MetricKind.HISTOGRAM else [])]
     return f" ({', '.join(marks)})" if marks else ""

@@ -14,7 +14,7 @@ CLUSTER_TESTS = Path(__file__).parent.parent / "tests" / "cluster"
 BEGIN = "<!-- notices: made by `make docs` from cloud_marks.py -->\n"
 END = "<!-- end of notices -->\n"
 
-WRITERS = {  # who writes the marks of a source, by how the source begins
+WRITERS = {  # who writes the marks of a source, by the beginning of its name
     "Aws": "AWS",
     "Karpenter": "Karpenter",
     "Gke": "GKE",
@@ -28,7 +28,7 @@ WRITERS = {  # who writes the marks of a source, by how the source begins
     "NodeMaintenance": "Kubernetes 1.37",
     "Node": "Kubernetes",
 }
-SHORTER = {  # when there is less time than the mark alone says, by how the source begins
+SHORTER = {  # notes where less time may be left than the mark alone says, by the same
     "Aws": "or what is left of it",
     "Karpenter": "or until its deadline",
     "Azure": "or until the time in it",
@@ -102,8 +102,8 @@ def _notice(source: str, seconds: float | None) -> str:
 
 
 def _tried(found: Sequence[Mark]) -> str:
-    """Return how tests show the marks to an operator: "API server" if the text of a cluster test names a mark, else
-    "object"; both if the marks differ in this.
+    """Return how tests tried the marks: "API server" if the text of a cluster test names the mark, else "object" (as a
+    plain object); both if the marks differ in this.
     """
     texts = [text.partition(": ")[0].partition("=")[0] for _, text in found]
     return ", ".join(sorted({"API server" if text in _cluster_tests() else "object" for text in texts}))

@@ -53,7 +53,7 @@ parameter. What is not on this page may change without notice.
 
 
 def page(whole: bool = False) -> str:
-    """Return the page, with whole docstrings for the site."""
+    """Return the page in Markdown. whole: the site's version, which has all docstrings in full."""
     shown = {name: names for name, names in SHOWN.items() if whole or not name.startswith(f"{DATA}.")}
     parts = [part for name, names in shown.items() for part in _module(name, names, whole)]
     return "\n".join([HEAD, *parts, *([] if whole else [_datasets()]), _models()])

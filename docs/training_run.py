@@ -138,7 +138,7 @@ def write_texts(folder: Path) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Train a byte-level BPE tokenizer, as GPT-2's, on train.jsonl, and write tokenizer.json."""
+    """Train a byte-level BPE tokenizer, like GPT-2's, on train.jsonl, and write tokenizer.json."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -1,5 +1,5 @@
 """Averages over time as the published simulator computes them: the same sums, of the same terms in the same order, so
-that results agree to the last bit. Callers give milliseconds, but `begin` and `end` in hours; sums are in hours.
+that results agree to the last bit. Times are milliseconds, but the arguments `begin` and `end` and sums are in hours.
 """
 
 from bamboo.simulation.figures import SimulationError
@@ -118,5 +118,5 @@ class StepAverages:
 
 
 def _nobody_paid(hour: float) -> SimulationError:
-    """Return the error of a step that no node is billed for: steps go on until their grid is formed anew."""
+    """Return the error for a step without a billed node: a grid without nodes steps on until it is formed anew."""
     return SimulationError(f"a step ends after {hour:.2f} hours without a node that is paid for, so it has no value")

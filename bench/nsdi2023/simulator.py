@@ -30,7 +30,7 @@ from nsdi2023.workloads import (
 
 HOUR_MS = 3_600_000
 MOST_HOURS = 2000
-MOST_OVERLOADED = 0.05  # of all cells; above it the pipelines are formed anew
+MOST_OVERLOADED = 0.05  # cells of overloaded nodes per running node; above it the pipelines are formed anew
 Cell = tuple[int, int]
 
 

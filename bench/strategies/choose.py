@@ -110,7 +110,7 @@ def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Po
 
 def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
     """Yield a policy for each fitting grid with one of the `tried` numbers of stages. If all nodes are in one zone, so
-    that a grid changes only the speed, skip grids that train clearly less than the best one, judged by restarts alone.
+    that no grid pays for traffic, skip grids that train clearly less than the best one, judged by restarts alone.
     """
     savings = {stages: blocking(setting.costs, stages, setting.mtbf) for stages in setting.tried}
     grids = [

@@ -129,9 +129,9 @@ class _Choice:
 
     trace: Trace
     job: ComparedJob
-    bound: float  # samples, if the fastest fitting grid of all nodes ran at every moment without a pause
+    bound: float  # samples, if at every moment the fastest grid of the present nodes ran without a pause
     duration: float
-    usd: float  # of the trace's nodes for it, and of such grids' traffic between zones
+    usd: float  # for the nodes, and for those samples' estimated traffic between zones
 
     @property
     def throughput(self) -> float:
@@ -252,7 +252,7 @@ def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
 
 
 def result_of(figures: JobFigures, batch: int) -> StrategyResult:
-    """Return a coordinator's run as a strategy's result; time that is not trained, redone or idle is stalled."""
+    """Return a coordinator's run as a strategy's result; time that is neither trained, redone nor idle is stalled."""
     duration, steps = figures.hours * HOUR, figures.steps
     trained, redone = figures.trained * HOUR, figures.redone * HOUR
     idle = min(figures.waited * HOUR, max(0.0, duration - trained - redone))

@@ -75,7 +75,7 @@ class StrategyRates(GridRates):
         return execute(group).ends[0]
 
     def completed(self, grid: Grid, ends: Sequence[float]) -> float:
-        """Return the seconds of a step from the seconds after which its stages are done; see `StepModel`."""
+        """Return the seconds of a step whose stages are done after `ends` seconds; see `StepModel`."""
         return self._model.completed(self._alike(grid), ends)
 
     def stages(self, stages: int) -> Stages:
@@ -126,7 +126,7 @@ class Costs:
         return cost
 
     def fits(self, grid: Grid) -> bool:
-        """Return whether the grid fits into the devices' memory, with any of the job's schedules."""
+        """Return whether each stage can have a layer, and the grid fits into memory with one of the job's schedules."""
         return grid.stages <= len(self.profile.layers) and bool(self._fitting(grid))
 
     def step(self, grid: Grid) -> float:
@@ -159,7 +159,7 @@ class Costs:
         return seconds
 
     def _uneven_step(self, lengths: tuple[int, ...], grid: Grid) -> float:
-        """Return the seconds of a step by the grid's schedule. grid: as many pipelines, all with the fewest stages."""
+        """Return the seconds of a step by the grid's schedule. grid: as many pipelines, all of the shortest length."""
         order = StageOrder(grid.schedule)
         ends = [0.0] * grid.stages
         for length, share in self._shares(lengths, order):
@@ -203,8 +203,8 @@ class Costs:
         return self._lengths[key]
 
     def _least_uneven(self, lengths: tuple[int, ...]) -> float:
-        """Return a lower bound of the seconds of a step on pipelines of these lengths. Each microbatch passes its
-        pipeline's slowest stage, after the earlier stages, which then still have a last backward.
+        """Return a lower bound of the seconds of a step on pipelines of these lengths. A pipeline's slowest stage runs
+        all its microbatches, and is idle during the first forward and the last backward of the earlier stages.
         """
         # microbatches of all pipelines per second, and while their slowest stages are idle
         passed = missed = 0.0

@@ -1,5 +1,5 @@
 """The simulation of a strategy on a timeline, and its results. Pure. Checkpoints are taken at intervals of training
-time, and their pauses are spread evenly.
+time; their pauses count as a steady slowdown.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ class StrategyResult:
     # seconds, which add up to the duration
     productive: float
     redone: float  # repeated
-    stalled: float  # without progress during a repair
+    stalled: float  # without progress during a start or a repair
     idle: float  # without enough nodes
     saving: float  # pauses for checkpoints
     crossed: float = 0.0  # bytes that crossed zones

@@ -22,7 +22,7 @@ class Standing:
     since: float
     until: float
     lost: bool
-    after_loss: bool  # it had run before, and lost a node at that moment
+    after_loss: bool  # at `since` it lost a node, and had enough others to restart
 
 
 def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Standing]]:

@@ -3,8 +3,8 @@
 At each step a part of every node's state goes to a peer's host memory, as much as the network moves during the step;
 after a window of steps the copy is complete. Boundary tensors are logged. A spare node replaces a lost one and gets the
 newest whole snapshot; only its own pipeline repeats the steps since then, from the logs, without bubbles, while the
-others wait. Too few spare nodes mean fewer pipelines. If a stage and its snapshot are lost everywhere, the job
-goes back to its checkpoint in the store.
+others wait. Too few spare nodes mean fewer pipelines. If all nodes of a stage are lost, and the snapshot of one of
+them, the job goes back to its checkpoint in the store.
 """
 
 import math
@@ -67,14 +67,14 @@ class MemoryCheckpoints:
         return self.costs.rate(state.grid) / (1 + OVERHEAD)
 
     def _safe(self, state: Places, place: int, lost: set[str]) -> bool:
-        """Return whether the stage's state survives: on another node, or as a snapshot on the next stage's node."""
+        """Return whether another node of the stage has the place's state, or the next stage's node its snapshot."""
         pipeline, stage = divmod(place, self.stages)
         peer = state.cells[pipeline * self.stages + (stage + 1) % self.stages]
         holders = {*state.cells[stage :: self.stages]}
         return not holders <= lost or (self.stages > 1 and peer not in lost)
 
     def _replaced(self, state: Places, view: View) -> Places:
-        """Return the places with spare nodes for lost ones; if too few, fewer pipelines of all present nodes."""
+        """Return the places with spare nodes for lost ones, or fewer pipelines if there are too few spare nodes."""
         present, used = set(view.ready), set(state.cells)
         spare = [name for name in view.ready if name not in used]
         missing = sum(1 for name in state.cells if name not in present)
@@ -84,7 +84,7 @@ class MemoryCheckpoints:
         return Places.filled(self.costs, self.stages, (*kept, *spare))
 
     def _grown(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
-        """Return places and reaction (None: no change). Spare nodes form pipelines once they have their states."""
+        """Return places and reaction (None: no pipeline to add). Spare nodes form pipelines once they have states."""
         grid = self.costs.grid(len(view.ready), self.stages)
         if grid.pipelines <= state.grid.pipelines:
             return replace(state, planned=0.0), None

@@ -26,17 +26,17 @@ class View:
     ready: tuple[str, ...]  # nodes in the order in which they came, but zone by zone if they are in several zones
     joined: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    next_save: float = 0.0  # seconds until the next checkpoint; 0 if nothing is trained
+    next_save: float = 0.0  # seconds until the next checkpoint; 0 if nothing is trained or saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
     """The effect on training of a strategy's reaction to a change of the nodes."""
 
-    rate: float  # samples per second from then on
-    stall: float = 0.0  # seconds until then, without training
+    rate: float  # samples per second after the stall
+    stall: float = 0.0  # seconds without training, from now on
     redo: float | None = 0.0  # samples to train again; None for all since the newest safe checkpoint
-    wake: float | None = None  # seconds until the strategy is called again; replaces an earlier wake-up
+    wake: float | None = None  # seconds until the strategy is called again; None cancels an earlier wake-up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class Policy(Protocol):
 def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:
     """Return checkpoint times by Young (1974) and Daly (2006): every sqrt(2 x pause x mtbf), at least `delay` and 1 s.
 
-    Training pauses while a stage's state is copied to host memory, and goes on while that is written. mtbf: seconds
-    between two losses that make the job go back.
+    Training pauses while a stage's state is copied to host memory, and goes on while the copy is written to the
+    store. mtbf: seconds between two losses that make the job go back.
     """
     state, storage = costs.stage(stages).state, costs.profile.storage
     pause, delay = state / SNAPSHOT_BYTES, storage.latency + state / storage.write

@@ -62,7 +62,7 @@ class Rerouting:
         return alive
 
     def _normalised(self, state: Places) -> Places:
-        """Return the places with losses spread over the stages, or only whole pipelines, if faster; else the same."""
+        """Return the places with losses spread over the stages, or of whole pipelines only, if faster; else `state`."""
         if "" not in state.cells:
             return state
         names = [name for name in state.cells if name]

@@ -2,8 +2,8 @@
 
 Checkpoint and restart keeps the number of stages, and takes the fastest number of pipelines (TorchElastic with
 checkpoints, the first strawman of Bamboo, NSDI 2023). Job morphing takes the fastest grid for the available nodes, with
-any number of stages (Varuna, EuroSys 2022), since its checkpoints are by layer. Both strategies grow only right after a
-checkpoint, when that loses nothing, and only if it pays before the next expected loss.
+any number of stages (Varuna, EuroSys 2022), since its checkpoints are by layer. Both strategies grow only when a new
+checkpoint is safe, so that little is lost, and only if it pays before the next expected loss.
 
 torchrun by itself: with --nnodes=MIN:MAX every node that comes or goes makes all workers restart (`at_every_change`;
 "Membership Changes" in its documentation); with --nnodes=N training stops while a node is missing (`fixed`).
@@ -22,7 +22,7 @@ class Running:
 
     grid: Grid = NOTHING
     used: tuple[str, ...] = ()  # the nodes of the grid
-    planned: float = 0.0  # when it grows, right after a checkpoint
+    planned: float = 0.0  # when it grows: once the next checkpoint is safe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

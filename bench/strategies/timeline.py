@@ -25,7 +25,7 @@ class Timeline:
     duration: float
     changes: tuple[NodesChange, ...]
     node_seconds: float
-    usd: float  # for all that it held
+    usd: float  # for all nodes that the job held
     removed: int  # nodes that were taken from the job, ready or not
     zones: Mapping[str, str] = field(default_factory=dict)  # by node; empty if all nodes are in one zone
 

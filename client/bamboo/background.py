@@ -74,6 +74,6 @@ def opened(close: Close) -> None:
 
 
 def closed(close: Close) -> None:
-    """Unregister a coroutine function that `opened` has registered, if any. Only for use in the loop."""
+    """Unregister a coroutine function, if `opened` has registered it. Only for use in the loop."""
     if close in _BACKGROUND.open:
         _BACKGROUND.open.remove(close)

@@ -2,7 +2,7 @@
 
 A task's processes may start others in sessions and groups of their own, and a killed parent's children get no signal.
 But every process has a parent; an orphan's parent is the nearest living ancestor that adopts. So a process that must
-end all descendants of its children adopts orphans, and looks at its own children.
+end its children's descendants, too, adopts orphans, and then finds them among its own children.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Orphans:
         self._since: dict[int, float] = {}
 
     def end(self, pids: Iterable[int], now: float) -> None:
-        """Send SIGTERM to each process when it is first among `pids`, and SIGKILL after GRACE_SECONDS. Call this again
+        """Send SIGTERM to each process on the first call with it, and SIGKILL after GRACE_SECONDS. Call this again
         with the remaining processes until there are none. now: seconds of any clock.
         """
         self._since = {pid: self._since.get(pid, now) for pid in pids}

@@ -123,7 +123,7 @@ class TlsFlags:
     ] = None
 
     def certificate(self) -> ServingCertificate | None:
-        """Return the certificate; None, for unencrypted traffic, without these flags. Raises typer.Exit if wrong."""
+        """Return the certificate; None (no encryption) without the flags. Raises typer.Exit for a bad flag or file."""
         chain, key, authority = self.tls_cert, self.tls_key, self.tls_ca
         if chain is None and key is None and authority is None:
             return None

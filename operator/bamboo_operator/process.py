@@ -53,13 +53,13 @@ class OperatorOptions:
 
     listen: tuple[str, int]
     web_listen: tuple[str, int]
-    url: str | None  # at which workers reach this process; by default its own address
+    url: str | None  # the address at which workers reach this process; None: that in `listen`
     key: bytes
     workers: WorkerPodSettings
     namespaces: list[str]
     certificate: ServingCertificate | None
     lease: LeaseName | None  # None if no other operator can exist
-    identity: str  # holder's name in the lease
+    identity: str  # this operator's name in the lease
     marks: tuple[NodeMark, ...] = ()
     label_active: bool = False  # label the active operator's pod; waiting ones are ready, too
 
@@ -80,7 +80,7 @@ def heed_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, An
 async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
     """Run the operator until `stop` is set, a signal comes, or the CRD of BambooJobs is gone.
 
-    Raises OSError if an address is not available, LeaseLost, ConfigError, and kopf's errors.
+    Raises OSError (for an address or a certificate), LeaseLost, ConfigError, and kopf's errors.
     """
     await _Operator(options, stop, await operator_access()).run()
 
@@ -219,8 +219,8 @@ class _Operator:
         return handlers
 
     async def _work(self, handlers: kopf.OperatorRegistry) -> None:
-        """Run kopf until `stop` is set, a signal comes, or kopf fails (not raised if the CRD is gone). kopf then
-        cancels all tasks that were started after it.
+        """Run kopf until `stop` is set, a signal comes, or kopf fails; raise its error unless the CRD is gone. When it
+        ends, kopf cancels all tasks that were started after it.
         """
         assert self._jobs is not None
         self._works = not self._stop.is_set()

@@ -57,8 +57,8 @@ def unsendable(tensor: torch.Tensor, *, real: bool = False) -> str:
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Frames of these kinds carry no tensors: ANNOUNCE to LAYERS_WANTED, READY, COMMIT,
-    LAYERS_LACKED, HISTORY, KEPT_ALL, EVALUATIONS, REPEAT and SUMMED.
+    """The kinds of frames. Frames of these kinds carry no tensors: 10 to 16 (ANNOUNCE to LAYERS_WANTED), READY,
+    COMMIT, LAYERS_LACKED, HISTORY, KEPT_ALL, EVALUATIONS, REPEAT and SUMMED.
     """
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
@@ -131,12 +131,12 @@ def is_of_microbatch(address: Address) -> bool:
 
 
 class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The payload of a frame of tensors: gradient flags, a loss's weight, and whether the frame is sent again."""
+    """The payload of a frame of tensors, or of REPEAT: gradient flags, a loss's weight, and `Frame.again`."""
 
     # of each floating point tensor that crosses a boundary, whether it needs a gradient, or has one; empty: all do
     gradients: tuple[bool, ...] = ()
     weight: float | None = None  # of the microbatch's loss if that is a sum, with gradients
-    again: bool = False  # the frame has been sent before
+    again: bool = False  # see `Frame.again`
 
     @classmethod
     def of(cls, gradients: Iterable[bool], weight: float | None = None) -> "FrameFacts | None":
@@ -229,9 +229,9 @@ class HistoryMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A commit's facts for the job's history."""
 
     attempt: Annotated[int, msgspec.Meta(ge=0, lt=10**6)]  # of the job, counted as in the history; 0: unknown
-    written: Annotated[int, msgspec.Meta(ge=0)]  # the commits before this one are in the history
+    written: Annotated[int, msgspec.Meta(ge=0)]  # commits of steps before this number are in the history
     at: float  # when the root committed, seconds since 1970
-    seconds: float = 0.0  # since its commit before; 0: unknown
+    seconds: float = 0.0  # since the root's commit before this one; 0: unknown
     rate: float | None = None  # the learning rate; None: unknown
 
 
@@ -275,8 +275,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # by metric, of the state before this step, if it was evaluated; a commit after the last step has only this, and
     # covers no microbatches
     evaluation: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
-    # the job ends with this evaluation, with the state before this step, which is not trained; such a commit has
-    # nothing else, either
+    # the job ends with the state before this step, and no worker trains this step; such a commit covers no
+    # microbatches, either
     early_stop: EarlyStop | None = None
     history: HistoryMark | None = None  # if one is kept
     common: CommonState = CommonState()  # after this step

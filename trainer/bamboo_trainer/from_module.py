@@ -185,7 +185,7 @@ class SplitModule:
         return {i: _like(distinct[i], value) for i, value in made.items()}
 
     def _put_block(self, module: nn.Module, name: str, given: Mapping[int, Tensor]) -> None:
-        """Put a block with its own tensors into a module, under the block's name."""
+        """Put a copy of a block into a module, under the block's name. given: its tensors, by ids of the fake ones."""
         block = self._model.get_submodule(name)
         memo: dict[int, Any] = {id(t): given.get(id(t), t) for t in _tensors_in(block)}
         memo |= self._plain(block.modules(), memo)
@@ -220,7 +220,7 @@ class SplitModule:
         return any(f"{name}.".startswith(f"{block}.") for block in self.blocks)
 
     def _plain(self, modules: Iterable[nn.Module], memo: Mapping[int, Any]) -> dict[int, Any]:
-        """Return real tensors for plain attributes, by ids of the fake ones; uninitialized unless values are wanted."""
+        """Return real tensors for fake plain attributes not in `memo`, by id; uninitialized if no values are wanted."""
         plain = {id(t): t for t in _plain_tensors(modules) if id(t) not in memo}
         if not plain:
             return {}
@@ -247,7 +247,7 @@ def _some_values(imagined: Tensor) -> Tensor:
 
 
 def _like(imagined: Tensor, value: Tensor) -> Tensor:
-    """Return the value as a parameter if `imagined` is one, with its `requires_grad`; else as it is."""
+    """Return the value, as a parameter with the same `requires_grad` if `imagined` is a parameter."""
     if isinstance(imagined, nn.Parameter):
         return nn.Parameter(value, imagined.requires_grad)
     return value
@@ -313,7 +313,7 @@ def _only_list(model: nn.Module) -> str:
 
 
 def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
-    """Return the names of the outermost non-empty modules of a kind, which are not inside another such module."""
+    """Return the names of non-empty modules of a kind that are in no other such module and no parametrization."""
     names = [
         name
         for name, module in model.named_modules()
@@ -345,7 +345,7 @@ def from_module(
       tensor or a tuple, such as a dictionary, outputs is what the model returns.
     blocks: the name of the ModuleList, ModuleDict or Sequential whose modules become layers, or the names of several
       that the forward runs one after the other. Not needed for a Sequential, or where there is one ModuleList.
-    inputs: names of the forward's arguments that get the dataset's inputs; by default the first. Unused with `call`.
+    inputs: names of the forward's arguments for the dataset's inputs; by default the first ones. Unused with `call`.
     call: (model, inputs) -> its result, for a model that is not simply called with its inputs.
     read: returns initial values, such as pretrained weights, for one layer at a time: tensors without values by name ->
       the available values by name.

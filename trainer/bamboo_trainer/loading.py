@@ -49,7 +49,7 @@ def task_of(spec: JobSpec) -> Task:
 def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFacts = ALONE) -> Task:
     """Import "module:function" and call it with the config, and the training facts if it takes them; return its task.
 
-    Raises TaskError, in one sentence, for anything but a valid Task; TaskOutOfMemory if `build` runs out of memory.
+    Raises TaskError, in one sentence, for anything but a valid Task; TaskOutOfMemory if a call runs out of memory.
     """
     module_name, _, name = entrypoint.partition(":")
     if not module_name or not name:

@@ -28,7 +28,7 @@ class Logger(Protocol):
     """
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write records of the history, in order. The first of them may already be written, by a logger that failed or
+        """Write records of the history, in order. The first ones may already be written, by a logger that failed or
         whose worker was lost.
         """
 

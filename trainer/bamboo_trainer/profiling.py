@@ -5,8 +5,8 @@ layer is a stage of its own, run by the same code as in training, with the job's
 layers make its inputs from the task's own data.
 
 `layer_work`, for `bamboo profile --device`, counts the operations that a GPU would run for each layer's forward and
-backward, without a GPU. `bamboo_trainer.tasks.inspection` adds up one number by which layers are compared. Here each
-operation is kept with its products and its bytes, since how long it takes depends on the device.
+backward, without a GPU. `bamboo_trainer.tasks.inspection` adds them up to one number for each layer, its cost. Here
+each operation is kept with its FLOPs and bytes, since how long it takes depends on the device.
 """
 
 import gc
@@ -77,7 +77,7 @@ def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECO
     """Measure a job's layers; return the figures below as JSON values, or {"problem": one sentence}.
 
     repeats: microbatches to measure, whose median counts. While a layer's medians are not steady, more rounds of
-    `repeats` follow, up to ten in all, within `seconds` for all layers together. Raises OSError: see `loopback`.
+    `repeats` follow, up to ten in all, within `seconds` for all layers together. Raises ManifestError.
 
     layers: each layer's seconds of forward, backward and update, bytes, and cost. device: the GPU's name, or "cpu".
     load: seconds until the task was loaded. waited: share of the measuring time in which no processor was free; the
@@ -237,8 +237,8 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Count the operations and bytes of each layer of a manifest's task; return only JSON values: {"problem": one
-    sentence}, or `layers`: each layer's work, bytes and cost, with the fields of `bamboo.profiles.analytic.LayerCount`.
+    """Count the work of each layer of a manifest's task. Return JSON values: {"problem": one sentence}, or {"layers":
+    a list of objects with the fields of `bamboo.profiles.analytic.LayerCount`}. Raises ManifestError.
     """
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)

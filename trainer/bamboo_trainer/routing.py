@@ -227,7 +227,7 @@ class Outbox:
                 self._leave(queue.popleft())
 
     def finish(self) -> None:
-        """Send all waiting frames, emitted or posted, after waiting for their copies."""
+        """Send or log all waiting frames, after waiting for their copies."""
         for queue in self._queues:
             while queue:
                 self._leave(queue.popleft())
@@ -250,9 +250,9 @@ class Outbox:
             self._transport.send(worker, frame)
 
     def resend(self, cell: Cell, worker: WorkerId | None = None, *, since: Address | None = None) -> None:
-        """Send the logged frames for a cell again, to their receivers or to `worker`; whoever gets a frame twice drops
-        it. Frames of tensors are marked as repeated. since: send only activations and gradients of this address's step
-        and microbatch, and later ones.
+        """Send the logged frames for a cell again, to their receivers or to `worker`; these ignore frames that they
+        already have. Frames of tensors are marked as repeated. since: send only activations and gradients of this
+        address's step and microbatch, and later ones.
         """
         self.finish()
         epoch = self._plan.current.epoch

@@ -1,4 +1,4 @@
-"""Learning rate schedules, also for other numbers of an optimizer: cosine, linear, one-cycle and others.
+"""Learning rate schedules, also for an optimizer's other hyperparameters: cosine, linear, one-cycle and others.
 
 Each function here returns a pure function of the number of steps done (0 for the first step), for
 `Task.learning_rate` or `Task.schedules`.

@@ -37,10 +37,10 @@ def add_loss(value: Tensor, name: str = "added") -> None:
     forward.
 
     A step's loss includes the mean of these values over its microbatches, with the weights of a `Weighted` loss. Means
-    of values with the same name are added up and reported as `name`. Outside of Bamboo's training the call has no
-    effect. Raises TaskError for an invalid value or name.
+    of values with the same name are added up and reported as `name`. Except in a step's forward, the call only checks
+    the value. Raises TaskError for an invalid value or name.
 
-    value: a scalar tensor, multiplied by its coefficient already. name: up to 64 letters, digits and underscores.
+    value: a scalar tensor, multiplied by its coefficient already. name: an identifier of up to 64 ASCII characters.
     """
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         raise TaskError("add_loss: the value must be a scalar tensor of floats")
@@ -115,8 +115,8 @@ class Dataset(Protocol):
     """Samples by number. The same number always gives the same sample. Each pass (epoch) visits each sample once, in a
     new order.
 
-    Another thread may call it, though no two at once, unless its first batch draws from torch's global generator, which
-    a dataset must do always or never.
+    Another thread may call `batch`, unless the first batch draws from torch's global generator, which a dataset must do
+    always or never. Two threads never call it at once.
     """
 
     def __len__(self) -> int: ...
@@ -151,15 +151,15 @@ class Task:
     loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`.
     metrics: further numbers to report for each step, by name; functions like `loss`, without gradients.
     optimizer: builds a torch optimizer over one stage's (name, parameter) pairs. A group may be empty on some
-      stage, which torch takes only if groups hold parameters, not pairs.
+      stage, which torch accepts only if the groups hold parameters, not pairs.
     learning_rate: a pure function from the number of steps done to the rate, finite and not negative. A parameter
       group's rate is this times the "lr" it was built with divided by `optimizer.defaults["lr"]`.
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
-      "weight_decay" or "betas" (a tuple): pure functions like `learning_rate`. A group scales numbers like its rate.
+      "weight_decay" or "betas" (a tuple): pure functions of the steps done. A group's number is
+      this times the one it was built with divided by the optimizer's default, as for the rate; tuples are not scaled.
     decisions: by name, functions that end training, change the rate or freeze parameters (`bamboo_trainer.decisions`).
     tied: groups of parameters that share one value: names as "<layer index>.<parameter name>".
-    checkpointed: numbers of the layers with activation checkpointing: they keep only their inputs for the backward, and
-      are run once more in it.
+    checkpointed: numbers of layers with activation checkpointing: they keep only inputs and run again in the backward.
     costs: the cost of each layer, in any unit, if it is known better than it can be counted.
     evaluation: measurements of the model from time to time (`training.evaluation`).
     tokens_per_sample: tokens in each sample, for `training.tokens` and reported rates.

@@ -22,7 +22,7 @@ class TrainingConfig:
     microbatches: number in a whole step, over all pipelines.
 
     deterministic: repeated work must give the same bits, which is checked. early: the evaluations that may end the job
-    (early stopping); None: none do. compile: use torch.compile for the layers.
+    (early stopping); None if none may. compile: use torch.compile for the layers.
     """
 
     seed: int

@@ -47,7 +47,7 @@ class JobInterrupted(JobError):
 
 
 class ClusterError(BambooError):
-    """The API server refused a request, or cannot be reached."""
+    """A request failed: the API server refused it or cannot be reached, or the job's state does not allow it."""
 
 
 class NotInTime(BambooError, TimeoutError):

@@ -97,14 +97,14 @@ class JobHandle:
         return self._do(self._job.progress())
 
     def events(self, *, follow: bool = False) -> Iterator[Occurrence]:
-        """Yield the job's events, oldest first. follow: also yield new events until the job is over."""
+        """Yield the job's events, oldest first. follow: also new ones, until the job ends, or is suspended if local."""
         new, over = self._job.feed(), False
         while not over:
             over, events = self._do(_news(self._job, new, follow=follow))
             yield from events
 
     def history(self) -> HistoryRows:
-        """Return the losses, evaluations and events of all steps. Raises InvalidRequest if they cannot be read."""
+        """Return the committed steps, evaluations and events. Raises InvalidRequest if they cannot be read."""
         try:
             return HistoryRows(find(self._job.history_place()).read_all())
         except UsageError as error:
@@ -234,7 +234,7 @@ class JobHandle:
         return handle_html(self._seen(), self._losses())
 
     def _seen(self) -> JobProgress:
-        """Return the progress; if it cannot be read, a progress "Unknown" whose message is the reason."""
+        """Return the progress; if it cannot be read, one in state "Unknown", with the reason as its message."""
         try:
             return self.progress
         except BambooError as error:

@@ -137,10 +137,9 @@ class LocalJob:
             await self._news.wait()
 
     async def wait(self, seconds: float | None) -> JobProgress:
-        """Wait until the job has ended, even if it is suspended meanwhile, and return its progress.
-
-        seconds: None waits without a limit. Raises InvalidRequest if the job is already suspended, NotInTime after
-        `seconds`, and the BambooError with which the job ended if it is not complete.
+        """Wait until the job has ended, even if it is suspended meanwhile, and return its progress. seconds: None waits
+        without a limit. Raises InvalidRequest if the job is already suspended, NotInTime after `seconds`, and the
+        BambooError with which the job ended if it is not complete.
         """
         if self._progress.state == SUSPENDED:
             raise InvalidRequest(f"{self.name} is suspended; resume() lets it go on")
@@ -155,7 +154,9 @@ class LocalJob:
         return self._progress
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
-        """Preempt a worker; None: the last of the grid. Raises InvalidRequest if it is unknown or nothing trains."""
+        """Preempt a worker and the others of its node. worker: None for the last of the grid. Raises InvalidRequest if
+        the worker is unknown or nothing trains.
+        """
         self._check_runs()
         training = [one for pipeline in self._progress.grid for one in pipeline]
         if not training:
@@ -186,7 +187,7 @@ class LocalJob:
 
     async def suspend(self) -> None:
         """Save the job's state and stop it. Raises InvalidRequest if it keeps no checkpoints, or is over or suspended;
-        BambooError if it stopped without a checkpoint.
+        BambooError if steps were trained and no checkpoint is kept.
         """
         if self._job.spec.checkpoint is None:
             raise InvalidRequest(
@@ -202,9 +203,8 @@ class LocalJob:
             raise BambooError(f"{self.name} is suspended, and no checkpoint could be written: events() say why")
 
     async def resume(self) -> None:
-        """Resume the job from its newest checkpoint, without planned preemptions and trace.
-
-        Raises InvalidRequest if it is not suspended.
+        """Resume the job from its newest checkpoint, without planned preemptions and trace. Raises InvalidRequest if
+        the job is not suspended.
         """
         if self._progress.state != SUSPENDED:
             raise InvalidRequest(f"{self.name} is not suspended ({self._progress.state})")

@@ -34,8 +34,8 @@ class JobProgress:
 
     state: Starting, Running, Degraded, Restoring, Suspended, Complete, Failed and others, as in `bamboo status`. steps:
     None if only the task's data can tell. grid: workers by pipeline and stage. workers: number of ready ones.
-    eta_seconds, samples_per_second: None if unknown. checkpoint_step: the step of the newest checkpoint. page: URL of
-    the job's page, "" if there is none. metrics, lost_samples: only of local jobs.
+    loss, eta_seconds, samples_per_second: None if unknown. checkpoint_step: of the newest checkpoint, None without one.
+    page: URL of the job's page, "" if there is none. metrics, lost_samples: only of local jobs.
     """
 
     name: str
@@ -124,7 +124,7 @@ class HistoryRows(Sequence[dict[str, Any]]):
         return [(one.step, one.loss) for one in self._records if isinstance(one, StepRecord)]
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame with a line per row; nested fields become columns. Raises ImportError."""
+        """Return the rows as a pandas.DataFrame; nested fields become columns. Raises ImportError without pandas."""
         import pandas  # type: ignore[import-untyped]
 
         return pandas.json_normalize(self._rows)

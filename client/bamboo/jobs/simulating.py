@@ -187,14 +187,14 @@ def with_steps(job: JobSource, steps: int | None) -> JobSource:
 
 
 def check_number(flag: str, value: float | None, most: float, *, zero: bool = False) -> None:
-    """Raise InvalidRequest unless the value is None or above 0 and at most `most`. zero: 0 is allowed, too."""
+    """Raise InvalidRequest unless the value is None, or above 0 and at most `most`. zero: 0 is allowed, too."""
     if value is not None and not (0 < value <= most or (zero and value == 0)):
         least = "from 0 to" if zero else "above 0 and at most"
         raise InvalidRequest(f"{flag} {value:g}: expected a number {least} {most:.0f}")
 
 
 def spent_text(spec: JobSpec, runs: Sequence[JobResult]) -> str:
-    """Return how many steps the runs with a spent budget have done on average: a clause; "" if no run has spent it."""
+    """Return a clause on the mean steps of the runs that spent the job's money; "" if no run spent it."""
     spent = [run.figures.steps for run in runs if run.outcome == Outcome.INTERRUPTED]
     if not spent:
         return ""

@@ -1,7 +1,7 @@
 """Worker processes on this machine, started by the trainer's fork server.
 
-The fork server ends all processes that workers have started. If it is killed, this process adopts those orphans, as
-their subreaper, and ends them.
+The fork server ends all processes that workers have started. If it is killed, this process, as a subreaper, becomes
+the parent of those processes and ends them.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ CLOSE_SECONDS = 5.0  # in which the launcher ends the workers and itself
 LOOK_SECONDS = 0.05  # between two looks at processes that a killed launcher has left
 LINE_BYTES = 64 << 20
 TAIL_BYTES = 64 << 10  # of the log, which may be huge
-MOST_OF_LINE = 500  # characters of one of its last lines
+MOST_OF_LINE = 500  # characters that `tail` returns of a line
 
 
 class ForkServerError(Exception):
@@ -159,7 +159,7 @@ class ForkServer:
         self.signal(worker, signal.SIGUSR1)
 
     def signal(self, worker: WorkerId, number: int) -> None:
-        """Send a signal to a worker, unless it is gone. While it starts, hold the last signal, or a SIGKILL."""
+        """Send a signal to a worker, unless it is gone. While it starts, keep one: a SIGKILL, else the last."""
         if worker not in self._pids:
             return
         if (pid := self._pids[worker]) is None:
@@ -184,7 +184,7 @@ class ForkServer:
             del self._calls[number]
 
     async def close(self) -> None:
-        """Kill all workers and the launcher, wait until they are gone, and log what stays. May be called twice.
+        """Kill all workers and the launcher, wait until they are gone, log remaining processes. May be called twice.
 
         Raises ForkServerError if the launcher survives being killed.
         """

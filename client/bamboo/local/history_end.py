@@ -58,7 +58,7 @@ class StepsHeard:
     def numbered(self, newest: int) -> list[Record]:
         """Return the records of the current attempt, with the number of the history's newest attempt.
 
-        newest: the history's newest attempt; 0 if it has none: then all records are returned unchanged.
+        newest: the history's newest attempt, or 0 if it has none; then return all records unchanged.
         """
         records: list[Record] = [*self._steps, *self._evaluations]
         if not newest:

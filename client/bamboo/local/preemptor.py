@@ -15,12 +15,12 @@ class Strike:
 
     worker: WorkerId
     notice: bool
-    where: str = ""  # the point in a step, for a person; "" if there is none
+    where: str = ""  # end of the message: the point in the step, or the worker whose node is lost; "" for neither
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MidStep:
-    """A planned preemption: to take the worker once it has done `after` forwards and backwards of the step."""
+    """A planned preemption, due once the worker has done `after` forwards and backwards of the step, or is past it."""
 
     worker: WorkerId
     action: Preemption
@@ -64,7 +64,7 @@ class Preemptor:
         return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
 
     def leaves_none(self, recorded: float) -> bool:
-        """Return whether the recording has no node after `recorded` seconds or later; False without recorded nodes."""
+        """Return whether no node is available from second `recorded` on; False if the schedule has no recording."""
         last = self._schedule.rooms[-1:]
         return any(room.at <= recorded and not room.nodes for room in last)
 
@@ -117,7 +117,7 @@ class Preemptor:
     def _take_those_without_room(
         self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
     ) -> Iterator[Strike]:
-        """Take away random workers that have joined, until the rest fit on the recorded nodes or none is left."""
+        """Take away random ready workers until the rest fit on the recorded nodes or no ready worker is left."""
         room = room_at(self._schedule, recorded)
         while room is not None and (self.room(recorded, alive) or 0) < 0:
             pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()

@@ -1,6 +1,6 @@
 """The local runner, which runs a BambooJob on this machine, with the coordinator in this process.
 
-Its loop takes all events from one queue, passes each to `coordinator.step`, and executes the returned commands at once.
+Its loop takes events from one queue, passes each to `coordinator.step`, and executes the returned commands at once.
 """
 
 import asyncio
@@ -81,15 +81,15 @@ class RunOptions:
     output: Path | None = None  # folder for weights and logs
     trace: Path | None = None  # file for the merged trace
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
-    replace_after: float = 0.0  # seconds until a lost worker is replaced, as on a cluster
-    store_writable: bool = True  # the store of checkpoints; if it is not, the history is kept in the output
+    replace_after: float = 0.0  # seconds until a lost worker is replaced
+    store_writable: bool = True  # the store of checkpoints; if False, the history is kept in the output
     show_log: Callable[[str], object] | None = None  # receives what the workers print and log
 
 
 async def run_job(job: JobSource, options: RunOptions, view: RunView) -> Summary:
     """Run the job until it ends, or a signal or the view stops it. No process and no socket is left.
 
-    Raises ForkServerError if the workers' launcher does not start, OSError for its files, and what `view.start` raises.
+    Raises ForkServerError if the launcher does not start, OSError for a file or port, and what `view.start` raises.
     """
     with scratch_folder() as scratch:
         return await _LocalRun(job, options, view, scratch).run()
@@ -139,7 +139,7 @@ class _LocalRun:
         self._preemptor = Preemptor(options.preempt, spec.training.microbatches, self._workers.lost_with, per_node)
         self._ending = Closing()
         self._finish: Finish | None = None
-        self._training_since: float | None = None  # seconds on the events' clock
+        self._training_since: float | None = None  # seconds on the clock `_now`
         self._recorded_since: float | None = None  # when the recorded nodes began to come and go, on the same clock
         self._began = self._ended = 0.0  # training, on time.monotonic()
         self._timers: list[asyncio.TimerHandle] = []
@@ -398,9 +398,9 @@ class _LocalRun:
                 self._events.put_nowait(SpecChanged(request.spec))
 
     def _interrupt(self) -> None:
-        """Handle a stop signal or StopJob: first ask the coordinator to end the job; a second time, cancel the run.
+        """Handle a stop signal or StopJob: the first asks the coordinator to end the job, the second cancels the run.
 
-        Outside `_drive`, cancel at once; but if only loggers are awaited, end that wait. Do nothing in `_close`.
+        Outside `_drive`, cancel at once, or only end a wait for loggers. In `_close`, only note the stop.
         """
         assert self._task is not None
         if self._logging and not self._closing:  # the job is over; Ctrl-C ends only this wait

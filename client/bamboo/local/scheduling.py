@@ -36,7 +36,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtStep:
-    """A preemption in the middle of a step."""
+    """A preemption of an owner of `stage`, in the middle of a step; None: of any worker."""
 
     step: int  # steps committed before it; users count one more
     stage: int | None = None
@@ -80,7 +80,7 @@ class Schedule:
 
 
 def parse(texts: Iterable[str], *, seed: int = 0) -> Schedule:
-    """Parse the values of --preempt into a schedule. Raises ValueError, which names the value and what was expected."""
+    """Parse the values of --preempt into a schedule. Raises ValueError, which names the value and its problem."""
     entries: list[Entry] = []
     rooms: tuple[Room, ...] = ()
     for number, text in enumerate(texts):
@@ -149,9 +149,9 @@ def steps_of(schedule: Schedule) -> tuple[int, ...]:
 
 
 def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()) -> WorkerId | None:
-    """Return the worker to take: an owner of the stage, or any that has joined; None if there is no candidate.
+    """Return the worker to take: an owner of the stage, or any if no stage is given; None if there is no candidate.
 
-    gone: workers that are excluded.
+    gone: workers that are excluded, like workers that are not ready or are leaving.
     """
     excluded = set(gone)
     alive = [w for w, state in status.workers if state in TAKEABLE and w not in excluded]

@@ -43,7 +43,7 @@ class TaskCounts(msgspec.Struct, frozen=True, kw_only=True):
     samples: int  # of a microbatch
     layers: tuple[LayerCount, ...]
     task: ProfiledTask
-    source: str  # who counted, and what
+    source: str  # how the operations and bytes were counted
 
 
 def analytic_profile(counts: TaskCounts, name: str) -> ModelProfile:

@@ -20,8 +20,8 @@ from bamboo_core.text import count
 
 
 class Severity(StrEnum):
-    """The severity of a finding. UNKNOWN: the check could not read the object. WARNING: it may hinder jobs. PROBLEM: it
-    keeps jobs, or the checked job, from training.
+    """The severity of a finding. UNKNOWN: the check could not read the object. WARNING: the finding may hinder jobs.
+    PROBLEM: the finding keeps jobs, or the checked job, from training.
     """
 
     OK = "ok"

@@ -12,7 +12,7 @@ from bamboo_core.view.job_view import JobView, view_of
 
 
 class JobDeleted(RemoteError):
-    """The job was deleted or replaced while a command watched it."""
+    """Error because the job was deleted or replaced while a command watched it."""
 
     code = EXIT_FAILED
 

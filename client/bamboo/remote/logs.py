@@ -1,4 +1,4 @@
-"""The command `logs`, which prints workers' logs, each line with its worker's name; it may follow new workers."""
+"""The command `logs`, which prints the logs of one or several workers, once or as they grow."""
 
 import asyncio
 import contextlib

@@ -84,10 +84,10 @@ async def _open(session: Session, url: str) -> None:
 
 
 async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
-    """Return the running pod of the operator that manages the jobs of a namespace.
+    """Return the running pod of the operator that manages the jobs of the namespace `watching`.
 
-    namespace: the operator's; if it is unclear which one there manages the jobs, return any. None searches the whole
-    cluster, where that is an error. watching: the jobs' namespace. Raises RemoteError, also if none runs.
+    namespace: the operator's; None searches the whole cluster. If it is unclear which operator manages the jobs, return
+    any operator of `namespace`; raises RemoteError if `namespace` is None, or if no operator runs.
     """
     running = [pod for pod in await operator_pods(api, namespace) if is_running(pod)]
     if not running:

@@ -70,7 +70,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class WaitTimedOut(RemoteError):
-    """The condition of a wait was not met in time."""
+    """Error because the condition of a wait was not met in time."""
 
 
 async def until(
@@ -178,7 +178,7 @@ def confirm(consequence: str, *, yes: bool) -> None:
 
 
 class Declined(RemoteError):
-    """The user declined when asked to confirm a command."""
+    """Error because the user declined to confirm a command."""
 
     code = EXIT_FAILED
 

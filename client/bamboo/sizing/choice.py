@@ -40,7 +40,7 @@ class Bounds:
         """Return a sort key, least is best: time x cost; with limits the excess, then cost (with deadline) or time."""
         if not self.any:
             return (hours * usd,)
-        excess = max(1.0, hours / (self.deadline or math.inf), usd / (self.budget or math.inf))
+        excess = max(1.0, hours / (self.deadline or math.inf), usd / (self.budget or math.inf))  # 1: none
         return (excess, usd, hours) if self.deadline is not None else (excess, hours, usd)
 
     def kept_by(self, one: Assessment) -> bool:
@@ -62,7 +62,7 @@ class Alternative:
 
 
 def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
-    """Return the best candidate of a Pareto front that keeps the bounds and ends the job; None if none does."""
+    """Return the best candidate of a Pareto front that keeps the bounds in finite time; None if none does."""
     kept = [one for one in front if bounds.kept_by(one) and math.isfinite(one.hours)]
     return min(kept, key=lambda one: bounds.rank(*one.point), default=None)
 

@@ -80,8 +80,7 @@ def node_usd(world: World, candidate: Candidate) -> float:
 
 
 def estimate(world: World, candidate: Candidate, seconds: float, traffic: float) -> Estimate:
-    """Estimate the hours and USD of a candidate's job. seconds, traffic: an undisturbed step's time and USD for
-    traffic.
+    """Estimate the hours and USD of a candidate's job. seconds, traffic: an undisturbed step's time and traffic USD.
 
     Missing spot nodes slow the job down, unless it has an on-demand pool with a price, whose nodes replace them.
     """

@@ -80,7 +80,7 @@ def of_devices(path: str, prices: PriceList, devices: Collection[str]) -> PriceL
 def read_prices(path: str) -> PriceList:
     """Read a YAML or JSON file, or a list that comes with Bamboo by its name. Raises PriceError, which names the file.
 
-    The file's folder is put in front of the paths of profiles, which are relative to it.
+    Relative paths of profiles get the file's folder in front, as they are relative to it.
     """
     if path in shipped_prices():
         path = str(FOLDER / f"{path}.yaml")
@@ -110,7 +110,7 @@ def parse_prices(path: str, document: object) -> PriceList:
 
 
 def _from_folder(folder: Path, profile: str | None) -> str | None:
-    """Return the path of a profile's file with the folder in front; None and a name, without dot or slash, stay."""
+    """Return a profile's path, if relative with the folder in front. None and a name, without dot or slash, stay."""
     return str(folder / profile) if profile is not None and ("." in profile or "/" in profile) else profile
 
 

@@ -162,7 +162,7 @@ def _progress(job: JobView, width: int) -> Text:
 
 
 def _course(job: JobView, width: int) -> Text:
-    """Return the curve of the newest losses, and the metrics of the newest step."""
+    """Return the curve of the newest losses, and the first SHOWN_METRICS metrics of the newest step."""
     assert job.live is not None
     words = "".join(
         f"  {name} {'-' if value is None else f'{value:.4g}'}" for name, value in job.live.metrics[:SHOWN_METRICS]

@@ -35,7 +35,7 @@ class Generation:
 def generate(wanted: Generation, seed: int) -> Trace:
     """Generate a trace of spot nodes, the same for the same arguments on every machine.
 
-    Raises NodeTraceError without zones, for zones without a name or named twice, and for numbers out of bounds.
+    Raises NodeTraceError for missing, empty or repeated zones, over MOST_DRAWS nodes times hours, and as `make_trace`.
     """
     if not wanted.zones or len(set(wanted.zones)) != len(wanted.zones) or not all(wanted.zones):
         raise NodeTraceError("--zones must name at least one zone, and each once")

@@ -13,7 +13,7 @@ class NodeTraceSummary:
 
     peak: int  # most nodes at one time
     removals_per_node_hour: float
-    # the nodes' mean price, over time and nodes; None if the trace has no price for one of its nodes
+    # the nodes' mean price, over time and nodes; None if a node has no price, or if no node is present for any time
     usd_per_hour: float | None
 
 

@@ -59,7 +59,7 @@ def make_trace(
 ) -> Trace:
     """Return a checked trace that lasts at least until its last change. Changes at one instant keep their order.
 
-    Raises NodeTraceError for a value out of bounds, a bad name, or a node added while present or removed while absent.
+    Raises NodeTraceError for too many changes, bad values or names, and nodes added if present or removed if absent.
     """
     ordered = tuple(sorted(changes, key=lambda change: change.at))
     priced = tuple(sorted(prices, key=lambda price: price.at))
@@ -73,7 +73,7 @@ def make_trace(
 
 
 def check_seconds(seconds: float, what: str) -> None:
-    """Raise NodeTraceError unless the seconds are between 0 and the maximum of a trace."""
+    """Raise NodeTraceError unless `seconds` is from 0 to MOST_SECONDS. what: names the value in the message."""
     if not (math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS):
         raise NodeTraceError(f"{what} must be a number from 0 to {MOST_SECONDS:.0f} seconds, not {seconds:g}")
 
@@ -86,9 +86,9 @@ def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
 
 
 def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
-    """Return a sentence that names a zone with nodes and without a price, if the trace has prices; "" if there is none.
+    """Return a sentence that names a zone with nodes and without a price, if the trace has prices; "" otherwise.
 
-    all_nodes: complain only if no node's zone has a price.
+    all_nodes: return a sentence only if no node's zone has a price.
     """
     zones = dict.fromkeys(change.zone for change in trace.changes) if trace.prices else {}
     if all_nodes and any(price_series(trace, zone) for zone in zones):

@@ -11,7 +11,7 @@ MOST_ROUNDS = 1000
 def window(trace: Trace, start: float, seconds: float) -> Trace:
     """Return `seconds` seconds of a trace, from `start` on; the window begins with the nodes present at `start`.
 
-    Past its end the trace repeats, nodes at most MOST_ROUNDS times. A trace without nodes or time has an empty window.
+    Past its end the trace repeats (nodes at most MOST_ROUNDS times). Without nodes or time, the window is empty.
     """
     if not trace.changes or trace.duration <= 0:
         return make_trace(duration=seconds, source=trace.source)
@@ -26,7 +26,7 @@ def window(trace: Trace, start: float, seconds: float) -> Trace:
             if at > seconds:
                 break
             if at < 0 or (change.change is Change.ADD) == (change.node in present):
-                continue  # before the window; or it stayed from the end of the trace to its beginning
+                continue  # before the window; or the node stayed from the trace's end to its beginning
             _follow(present, change)
             notice = None if change.notice is None else min(change.notice, at)
             changes.append(replace(change, at=at, notice=notice))

@@ -50,7 +50,7 @@ class DataRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A fingerprint of the dataset that a checkpoint's model was trained on."""
 
     samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]  # number of samples
-    order: _Digest  # a digest of the first samples in training order
+    order: _Digest  # a digest of the numbers of the first samples in training order
     looked_at: Annotated[tuple[LookedAt, ...], msgspec.Meta(max_length=MOST_LOOKED_AT)] = ()  # some samples
 
 
@@ -115,12 +115,12 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     layers: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
     data: DataPosition
     seed: int
-    # digest of everything that the job's numbers depend on, apart from the grid
+    # `edits.numbers_digest` of the job's spec, the same on every grid
     digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,64}$")]
     versions: Versions
     created: Annotated[datetime, msgspec.Meta(tz=True)]
     of_data: DataRecord  # the training data
-    # the state's evaluation; the checkpoint with the largest is the best. None: not comparable
+    # the score of the state's evaluation, the larger the better (`keepBest`); None if it has none
     score: float | None = None
     common: dict[str, Any] = {}  # the state that belongs to no layer, in the workers' form
 
@@ -145,8 +145,8 @@ _DECODER: Final = msgspec.json.Decoder(CheckpointManifest)
 
 
 def encode(manifest: CheckpointManifest) -> bytes:
-    """Return the bytes of a manifest's file. Raises ValueError if `decode` would refuse them, for example if a layer is
-    missing.
+    """Return the bytes of a manifest's file. Raises ValueError unless `decode` returns an equal manifest from them, for
+    example if a layer is missing.
     """
     inner = msgspec.json.encode(manifest)
     digest = hashlib.sha256(inner).hexdigest()

@@ -56,7 +56,7 @@ class Control:
         self._outbox: deque[Message] = deque()  # a message leaves it once written
         self._written = threading.Event()
         self._written.set()
-        self._lock = threading.Lock()  # guards the next three
+        self._lock = threading.Lock()  # guards _loop, _closed, and changes of _outbox with _written
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._wake = asyncio.Event()

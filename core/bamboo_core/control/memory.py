@@ -17,12 +17,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bytes that a worker sends to other workers, by kind: since it started, or per step."""
 
-    # activation, gradient: tensors at the stage's boundaries
+    # activation, gradient: tensors at the stage's boundaries; activation also counts spot checks
     activation: Bytes = 0
     gradient: Bytes = 0
     # gradients of a stage that are summed over pipelines, or over the workers that share a cell's microbatches
     reduction: Bytes = 0
-    kept: Bytes = 0  # gradient sums of finished groups, to a keeper until the commit, and from it to a new owner
+    kept: Bytes = 0  # gradient sums of finished groups: to a worker that keeps them until the commit, or to a new owner
     tied: Bytes = 0  # gradients of tied parameters
     sync: Bytes = 0  # final gradients for replicas
     state: Bytes = 0  # layers' states, for replicas, and for workers that begin after a re-split or with a checkpoint

@@ -72,8 +72,8 @@ class StateSums(Message, frozen=True):
 
 
 class SpotCheckDiffers(Message, frozen=True):
-    """A worker's report that it recomputed a cell's microbatch and got other bits than the cell's owner, perhaps
-    itself. step: number of steps committed before the check. message: what differs, and the result of a repetition.
+    """A worker's report that it recomputed a cell's microbatch and got other bits than the cell's owner, which may be
+    the same worker. step: the checked one, counted from 0. message: what differs, and the result of a repetition.
     """
 
     cell: Cell
@@ -108,7 +108,7 @@ class Hello(Message, frozen=True):
     worker: Short
     host: Short
     port: Port
-    # zone, node: where the worker is. The shell that started it knows better and overrides them
+    # zone, node: where the worker is; "" if the worker does not know. Its shell may replace both
     zone: Short = ""
     node: Short = ""
     pid: Count = 0
@@ -118,10 +118,10 @@ class Hello(Message, frozen=True):
 
 
 class Profile(Message, frozen=True):
-    """A worker's report on each layer's floating-point operations and bytes, by which layers are split over stages."""
+    """A worker's report on each layer's cost (operations, or `Task.costs`), by which layers are split over stages."""
 
     costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
-    # layers, memory: sent if the coordinator chooses the grid
+    # layers, memory: sent if the coordinator fits the grid or the replicas into memory (`heeds_memory`)
     layers: Annotated[tuple[LayerBytes, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
     memory: Count = 0  # bytes of the worker's device; 0 if unknown
 
@@ -130,7 +130,7 @@ class WorkerReady(Message, frozen=True):
     """A worker's report that it has loaded its task, so plans may use the worker."""
 
     samples: Count = 0  # in its dataset
-    steps: Count = 0  # of the job, if the dataset decides them; 0: unknown
+    steps: Count = 0  # of the job, counted from the dataset if that decides; 0: unknown
     data: DataRecord | None = None  # the properties of the data on which results depend
 
 
@@ -145,7 +145,7 @@ class Heartbeat(Message, frozen=True):
     memory: Memory | None = None
     busy: Seconds = 0.0  # seconds since its current activity began
     times: Annotated[tuple[StageTimes, ...], msgspec.Meta(max_length=MOST_TIMES)] | None = None
-    headroom: Seconds | None = None  # available memory as a multiple of the memory in use; None if unknown
+    headroom: Seconds | None = None  # usable memory divided by used memory, sent with `times`; None if unknown
     traffic: SentTraffic | None = None  # to other workers; None before the first step
     backwards: Count = 0  # microbatches that have run backwards since the worker began
 
@@ -179,7 +179,7 @@ class CheckpointFound(Message, frozen=True):
     number: Count  # that of the request
     checkpoint: CheckpointId | None = None  # None if there is none to resume from
     passed: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MOST_PASSED)] = ()  # why newer ones are not used
-    problem: Said = ""  # why the store cannot be read; then only `number` has a meaning, too
+    problem: Said = ""  # why the store cannot be read; if set, the fields other than `number` mean nothing
     other_data: Said = ""  # if the checkpoint was trained with other data than this worker has: the difference
 
 
@@ -254,13 +254,13 @@ class StepCommitted(Message, frozen=True):
 
     step: Count
     generation: Count  # of the layout that ran the step
-    # None if not finite, which JSON cannot express
+    # loss, gradient_norm: None if not finite, which JSON cannot express, or beyond MOST_NUMBER
     loss: Number | None
     gradient_norm: Number | None  # the global one, before clipping
     microbatches: Count  # over which the loss is taken
     seconds: float  # since the same owner's previous commit; 0 if there is none
     learning_rate: Number | None = None  # None if unknown
-    # the checkpoint of the state after this step, if the step begins one, with the number of its request
+    # if the step begins a checkpoint of the state after it: the number of the request, and the checkpoint
     checkpoint: tuple[Count, CheckpointId] | None = None
     skipped: bool = False  # the step left the model unchanged, because its loss or gradient is not finite
     # further metrics of the step, by name; None: not finite
@@ -271,7 +271,7 @@ class Evaluated(Message, frozen=True):
     """The root's report on the newest evaluations, with earlier ones that the coordinator may have missed."""
 
     states: Evaluations
-    early_stop: EarlyStop | None = None  # set if the newest of these states, perhaps without metrics, is the job's last
+    early_stop: EarlyStop | None = None  # set if the job ends early at the newest state, whose metrics may be {}
 
 
 class TakenOver(Message, frozen=True):

@@ -18,8 +18,8 @@ from bamboo_core.planning.plan import WorkerId
 class WorkerLost:
     """A worker that is certainly gone: its process exited, or its pod or node was deleted.
 
-    exit_code: 0 or more if the worker ended by itself, which counts towards backoffLimit except for EXIT_FENCED, and 0
-    after a notice; None or negative if it was disrupted. removed: the shell ended it after it was declared lost.
+    exit_code: 0 or more if the worker ended by itself; this counts towards backoffLimit, unless it is EXIT_FENCED, or 0
+    after a notice. None or negative if it was disrupted. removed: the shell ended it after it was declared lost.
     """
 
     worker: WorkerId
@@ -87,7 +87,7 @@ class SpecChanged:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The passing of time, sent every 50 to 100 ms by local runner and operator, less often by the simulator."""
+    """The passing of time, sent every 50 to 100 ms by local runner and operator, mostly less often by the simulator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,10 +349,10 @@ class Status:
     crowded: tuple[tuple[str, int], ...] = ()
     skipped_steps: int = 0  # steps without an update, since the coordinator was created
     trained_without: int = 0  # samples without part in a loss, since the coordinator was created
-    replicating: tuple[str, ...] = ()  # unprotected stages whose replica is being filled
+    replicating: tuple[str, ...] = ()  # names of unprotected cells whose replicas are being filled
     slow: tuple[SlowWorker, ...] = ()  # stragglers, the slowest first
     stopped_early: str = ""  # why the job ends before its last step
-    grid_choice: str = ""  # the chosen grid and the expected speed of it and of others, for elastic jobs
+    grid_choice: str = ""  # elastic jobs: why they have this grid and number of workers, or why no grid fits
     done_by: datetime | None = None  # the manifest's deadline
     lacks_room: bool = False
     mode: RedundancyMode | None = None  # in force

@@ -3,7 +3,7 @@
 The last state goes to the store of the job's checkpoints, or to a store for it alone, if the job has either. In a job
 with checkpoints the root usually begins the last checkpoint with the last commit. If it does not, because another one
 is being written two steps before the end or the request comes too late, if the checkpoint is abandoned, or if only the
-last state is kept, the coordinator asks the workers that finished the stages; they keep the states until it stops them.
+last state is kept, the coordinator has the workers that finished the stages write it; they hold it until they stop.
 """
 
 from hashlib import sha256
@@ -25,7 +25,7 @@ def finish_if_done(turn: Turn) -> None:
     """Complete a job once its cells have finished, and its last state is evaluated, compared, and saved or given up."""
     state = turn.state
     if state.plan is None or not state.ending.finished or state.checkpoints.writing or saving.is_tidying(turn):
-        return  # a checkpoint is still being written
+        return  # no cell has finished, or a worker still writes a checkpoint or removes old ones
     if state.step < state.spec.training.steps:
         return  # a decision has ended training, but the root has not reported it yet
     evaluated = state.terms.early_stop is not None or state.spec.training.steps in state.progress.evaluations

@@ -50,7 +50,7 @@ def _first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def spot_check(turn: Turn, worker: WorkerId, message: SpotCheckDiffers) -> None:
-    """Handle a spot check: a worker recomputed a microbatch and got other bits than the cell's owner (`_differs`)."""
+    """Handle a worker's report that it recomputed a microbatch and got other bits than the cell's owner, or itself."""
     plan = _plan(turn)
     if plan is not None and plan.has(message.cell) and message.step < turn.state.spec.training.steps:
         _differs(turn, one_line(message.message), message.step)

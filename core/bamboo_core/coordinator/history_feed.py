@@ -25,7 +25,7 @@ class HistoryFeed:
         self._sent = 0  # to that root
 
     def follow(self, event: object, emits: Iterable[Emit], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """Queue the events of a call of `coordinator.step`. Return the root and its next events; None if none wait.
+        """Queue the events of a `coordinator.step`. Return the root and its next events; None without a root or events.
 
         The shell sends them, at most AT_ONCE, before the call's other commands: a root that stops has to know what to
         write. A new root, or one that reconnects, gets all unconfirmed events, over several calls. event, emits: the

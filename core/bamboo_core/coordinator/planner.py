@@ -101,7 +101,7 @@ def _forget_unreported(turn: Turn) -> None:
 def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
     """Return whether the step in progress would end sooner if it began anew on the grid that the job changes to next.
 
-    False unless that change is due and needs another split. A step begins anew at most once, so that it ends.
+    False unless that change is due, needs another split and fills no new workers first. A step begins anew only once.
     """
     plan, grids, rates = state.current_plan, state.grids, state.grids.rates
     if state.phase != "Running" or rates is None or grids.expected is None or state.splits.resplit is not None:
@@ -146,7 +146,7 @@ def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
     """Return how soon a worker under notice must hand over its stages.
 
     NOW: the worker may be gone before the next step boundary. SOON: too little time may be left to copy a state to a
-    spare worker, which may take half of the notice's time.
+    spare worker; such a copy may take half of the notice's time.
     """
     left, step = notice.until - now, state.usual_step or 0.0
     if left < 1.5 * step:
@@ -229,7 +229,7 @@ def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tupl
 
 
 def _look_for_layers(turn: Turn) -> None:
-    """Ask all workers for copies of layers that seem lost in a move; after LAYERS_SECONDS call `restoring.lost`."""
+    """Ask for copies of layers lost in a move; after LAYERS_SECONDS, with all channels open, call `restoring.lost`."""
     state = turn.state
     if not cut.is_lost(turn):
         if state.inquiry.began_at is not None:
@@ -344,7 +344,7 @@ def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) ->
 
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
-    """Issue a plan that begins with the state of a cut, or, once all workers have begun, the plan that follows it."""
+    """Issue a plan that begins with a cut's or checkpoint's state, or, once all workers have it, the plan after it."""
     state = turn.state
     if plan.origin == plan.epoch:
         restoring.repeats(turn, plan.first_step)
@@ -359,7 +359,7 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
 def _aim(state: CoordinatorState, now: float) -> Grid:
     """Return the grid that the next plans aim at, with as many stages as now.
 
-    Another grid counts only once it has been worth a change for long enough, and if it keeps the split. A schedule that
+    Another grid counts only once a change to it is due (`following.is_due`), and if it keeps the split. A schedule that
     an edit has excluded gives way to an allowed one if that fits in memory.
     """
     waited = following.is_due(state, now)

@@ -13,7 +13,7 @@ from bamboo_core.job.spec import JobSpec, RedundancyMode
 
 UNHEARD = "not known yet: the operator was restarted, and waits for the workers' reports"
 OFF = "RedundancyOff"  # the reason of a job that is not meant to be protected
-NUMBERS = ("one", "two", "three", "four")  # holders of a stage by its number of replicas, or nodes
+NUMBERS = ("one", "two", "three", "four")  # words for 1 to 4 holders of a stage, or nodes
 NAMED = 3  # stages in a sentence; the others are counted
 
 

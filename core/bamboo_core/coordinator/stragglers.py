@@ -1,7 +1,7 @@
 """Detection and mitigation of stragglers (slow workers).
 
 Each worker reports the time that it takes for a microbatch of its layers, without waits. A straggler takes longer than
-others by a factor, for `elastic.stabilizationSeconds` and some steps, and thereby delays the job.
+others, or than before, by a factor, for `elastic.stabilizationSeconds` and some steps, and thereby delays the job.
 
 A standby takes the place of a slow worker, as if the slow worker had a preemption notice. Without a standby, the layers
 are split anew (`by_speed`) if that pays, even if layers, not workers, are slow. Where no split helps, the coordinator
@@ -45,7 +45,7 @@ ALIKE: Final = 1.2  # factor below which changed figures are not shown anew
 
 
 def judge(turn: Turn) -> bool:
-    """Decide which workers are slow, and report changes. If it is too soon, or not `_is_familiar`, return False."""
+    """Decide which workers are slow, and report changes; if it is too soon or not `_is_familiar`, just return False."""
     state = turn.state
     known = state.stragglers
     if turn.now < known.looked_at + LOOK_SECONDS or not _is_familiar(state):

@@ -43,8 +43,8 @@ def check_stuck(turn: Turn) -> None:
 def hint(turn: Turn) -> None:
     """Report once, if no step is committed for long, where workers have been busy (NoProgress).
 
-    It tells the user, long before the progress deadline, of a task that hangs in all workers. Nothing else follows from
-    the report, since a first call or a large step may take that long.
+    The event tells the user, usually long before the progress deadline, of a task that hangs in all workers. Nothing
+    else follows, since a first call or a large step may take that long.
     """
     state = turn.state
     since = max(state.progress.last_at, state.course.since)

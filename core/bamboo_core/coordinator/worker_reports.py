@@ -37,7 +37,7 @@ def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
 
 
 def _is_of_the_past(turn: Turn, worker: WorkerId) -> bool:
-    """Return whether a worker's states are abandoned: it has not applied the plan with which the job started again."""
+    """Return whether a worker's states are abandoned: the job's states began anew in a plan that it has not applied."""
     plan = turn.state.plan
     return plan is not None and plan.origin > turn.state.workers[worker].origin and plan.origin > 1
 
@@ -53,7 +53,7 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
-    """Record the model's layers from the worker that was asked; end the job if they do not fit spec.topology."""
+    """Record the model's layers from the worker that was asked; end the job if their number does not fit the spec."""
     if worker != turn.state.layers.asked or turn.state.layers.costs is not None:
         return
     spec = turn.state.spec
@@ -116,8 +116,8 @@ def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.Checkpoint
 
 
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
-    """Record a committed step. End the job if its loss or gradient is not finite, unless it was skipped, or after too
-    many skipped steps in a row. A new root repeats reports that may have been lost, so steps may come twice.
+    """Record a committed step. End the job if the step's loss or gradient is not finite and the step is not skipped, or
+    after too many skipped steps in a row. A new root repeats reports that may have been lost, so steps may come twice.
     """
     state, step = turn.state, message.step
     training = state.spec.training
@@ -241,7 +241,7 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
 
 
 def events_after_end(worker: WorkerId, message: object) -> tuple[Emit, ...]:
-    """Return the events to emit for a message after the job's end: a late warning about loggers or callbacks, or ()."""
+    """Return the events for a message after the job's end: one for a WorkerWarning with a reason in AFTER_THE_END."""
     if not isinstance(message, protocol.WorkerWarning) or message.reason not in AFTER_THE_END:
         return ()
     warning = message.reason != protocol.LOGGERS_AWAITED

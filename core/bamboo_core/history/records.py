@@ -31,7 +31,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     # samples, tokens: of all steps up to this one
     samples: int | None = None
     samples_per_second: float | None = None
-    tokens: int | None = None  # None if the dataset does not give a sample's tokens
+    tokens: int | None = None  # None if neither task nor dataset gives a sample's tokens
     tokens_per_second: float | None = None
     skipped: bool = False  # the model was left unchanged
     checkpoint: bool = False  # a checkpoint of the state after the step was begun

@@ -29,8 +29,8 @@ def spent(money: Decimal, *, keeps: bool) -> str:
 
 
 def of_manifest(spec: JobSpec) -> str:
-    """Return how long the money of a job lasts with all requested workers, at the price of the first pool that has a
-    price: a sentence without a full stop; "" if there is no money or price.
+    """Return how long the money of a job lasts with all requested workers, at the price of the first pool with a price
+    above 0: a sentence without a full stop; "" without a money limit or such a pool.
     """
     pool = next((pool for pool in spec.node_pools if pool.price_per_hour), None)
     money = spec.budget.money if spec.budget is not None else None

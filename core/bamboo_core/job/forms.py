@@ -1,6 +1,6 @@
 """Forms of values in the API: how each is read, and its schema in the CRD.
 
-A field's form is in its type's annotation, or follows from it: see `bamboo_core.job.model`.
+A field's annotation gives its form, unless the field's type implies it: see `bamboo_core.job.model`.
 """
 
 import math
@@ -46,7 +46,7 @@ class FieldForm(Protocol):
     def harmless(self) -> Any: ...
 
     def read(self, fields: Fields, name: str) -> Any:
-        """Return the value, or None (maps: empty) if it is absent or does not fit. The latter is noted as a problem."""
+        """Return the value without wrong items; None (maps: empty) if it is absent or wrong. Note each problem."""
         ...
 
     def schema(self) -> Schema:

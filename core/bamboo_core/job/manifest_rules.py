@@ -1,9 +1,9 @@
 """The rules between a manifest's fields, each written once: as a function, from which the CRD's CEL is generated, too.
 
-A rule belongs to a type of the API and is checked on each object of it. A field that was not given, and whose value
-follows from others, is None there, because an API server does not store it. crds/generate.py translates the function,
-which returns one expression of fields, constants, other such functions and properties, with `and`, `or`, `not`,
-comparisons, arithmetic, `... if ... else ...`, `len`, `str`, `endswith` and `all(... for n in ...)`.
+A rule belongs to a type of the API and is checked on each object of it. To a rule, a field that was not given and
+whose value follows from others is None, because an API server does not store it. crds/generate.py translates the
+function, which returns one expression of fields, constants, other such functions and properties, with `and`, `or`,
+`not`, comparisons, arithmetic, subscripts, `... if ... else ...`, `len`, `str`, `endswith`, `all(... for n in ...)`.
 """
 
 import re

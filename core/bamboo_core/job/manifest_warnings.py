@@ -13,7 +13,7 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
-    """Return all warnings about a spec; each names its fields."""
+    """Return all warnings about a spec; each names one or more fields."""
     of_protection = (_one_pipeline(spec), _replicas(spec))
     found = (
         *of_protection,

@@ -50,7 +50,7 @@ class ObjectList:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """The mark of a field that is a list of objects, with the list's maximum length."""
+    """The annotation of a field that is a list of objects, with the list's maximum length."""
 
     most: int
 
@@ -128,8 +128,8 @@ _completions: dict[type, Completion] = {}
 
 def completes(kind: type) -> Callable[[Completion], Completion]:
     """Return a decorator that registers a function to derive values of an object's fields from other fields, in place.
-
-    The function receives the object's values, None for absent and wrong ones.
+    The function receives the values before defaults: None for absent or wrong ones. Absent or wrong maps, objects and
+    lists of objects are empty instead, except that absent optional objects are None.
     """
 
     def register(completion: Completion) -> Completion:

@@ -128,7 +128,7 @@ def placement(job: JobSpec, pool: NodePool | None) -> NodePlacement:
 
 
 def worker_resources(job: JobSpec, pool: NodePool | None) -> dict[str, Any]:
-    """Return the quantities of worker.resources by name: requests, else limits. A pool's template has precedence."""
+    """Return the quantities of worker.resources by name: requests, else limits; the pool's template overrides each."""
     spec = _spec_of(pool.template if pool is not None else {})
     containers = (one for one in spec.get("containers") or () if isinstance(one, Mapping))
     trainer = next((one for one in containers if one.get("name") == TRAINER_CONTAINER), {})

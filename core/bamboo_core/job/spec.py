@@ -1,8 +1,8 @@
 """A BambooJob's spec as frozen values: the types of the API, from which everything else about it is generated.
 
 `bamboo_core.job.manifest` reads these values and checks every rule. A field's annotation gives its form, and the text
-below it is its description (see `bamboo_core.job.model`). Absent parts are None; lists are tuples. Durations are
-seconds; field names are the manifest's in snake_case.
+below it is its description (see `bamboo_core.job.model`). An absent part has its default, often None. Lists are tuples;
+durations are seconds; field names are the manifest's in snake_case.
 """
 
 from collections.abc import Mapping
@@ -207,7 +207,7 @@ class StandbySpec:
 
 
 CLAIM: Final = "pvc://"  # before the name of a PersistentVolumeClaim
-USUAL_STEPS: Final = 200  # from one checkpoint to the next, unless steps are long
+USUAL_STEPS: Final = 200  # between checkpoints, unless fewer pay or writing is slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

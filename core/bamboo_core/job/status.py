@@ -126,8 +126,8 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     A record whose `lost` is None is absent, unreadable or a local run's. Before the first plan only `lost` is set.
     pipelines: the owner of each stage, by pipeline. task: digest of the task, which must not have changed. lost,
     counted: only workers whose pods still exist. lost: workers that are gone for good, or that were told to leave and
-    neither own nor replicate a cell. counted: workers that the next operator must not count as preempted: workers under
-    notice, counted already, and workers that own or replicate a cell and were told to leave.
+    neither own nor replicate a cell. counted: workers that the next operator must not count as preempted: workers whose
+    notice is counted already, and workers that own or replicate a cell and were told to leave.
     """
 
     epoch: int = 0

@@ -27,7 +27,7 @@ class ManifestSource:
 
     def place(self, problem: Problem) -> Problem:
         """Return the problem with the file and line before its path. A missing field has the line of the object that
-        should contain it.
+        should contain it; a problem of the whole document has none.
         """
         path = problem.path
         while path and path not in self.lines:

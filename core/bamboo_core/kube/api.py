@@ -44,7 +44,7 @@ BUSY_SECONDS, MOST_BUSY_SECONDS = 0.5, 5.0  # the pause after a 429 without Retr
 METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE = 500  # objects in one answer to a list
 SMALL_PAGE = 100  # the same where parsing an answer must not block the event loop for long
-POD_EVENTS = 100  # events that are read of one pod; the kubelet counts repetitions, and begins at most 25 in a row
+POD_EVENTS = 100  # the most events read of one pod; the kubelet makes at most 25 at once, and counts repetitions
 LARGEST_LINE = 1 << 20  # bytes of a line of a log; a longer one is cut into several
 MANAGER = "bamboo"  # the field manager of manifests that users apply
 APPLIED = {"fieldManager": "bamboo-operator", "force": "true"}
@@ -80,7 +80,7 @@ async def log_in(path: str | None = None, context: str | None = None) -> Access:
 
 
 def in_cluster() -> Access | None:
-    """Return access by the ServiceAccount of the pod that this process runs in; None outside of pods."""
+    """Return access by the ServiceAccount of the pod that this process runs in; None outside of pods or without one."""
     configuration = new_configuration()
     try:
         load_incluster_config(configuration)
@@ -311,8 +311,8 @@ class Connection:
             raise ClusterUnreachable(f"{where} cannot be reached: {why}") from None
 
     def _refusal(self, answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
-        """Return the ApiError of a response. Kubernetes' own message names verb, resource and user, and every wrong
-        field.
+        """Return the ApiError of a response. It has the API server's message, which names verb, resource and user, or
+        every wrong field; for a 401 a message of our own.
         """
         found = _object(data, answer.status)
         status, message = answer.status, str(found.get("message") or "")
@@ -658,7 +658,7 @@ class KubeApi:
         return [item["metadata"] for item in await self.listed(path, query, METADATA)]
 
     async def listed(self, path: str, query: Mapping[str, str] | None = None, kind: str = JSON) -> list[Object]:
-        """Return all objects of a collection that match the query, page by page. kind: the answer's media type."""
+        """Return all objects of a collection that match the query, fetched in pages. kind: the answers' media type."""
         items: list[Object] = []
         asked = {"limit": str(PAGE), **(query or {})}
         while True:
@@ -676,8 +676,8 @@ class KubeApi:
         return None
 
     async def uid_of(self, path: str) -> str | None:
-        """Return the UID of the object at that path; None if there is none. Lists that object alone: watches need
-        permission to list anyway, but not to get.
+        """Return the UID of the object at that path; None if there is none. The request is a list of that object alone,
+        because the operator may list and watch BambooJobs, but not get them.
         """
         collection, _, name = path.rpartition("/")
         found: Object = {}

@@ -10,7 +10,7 @@ class RemoteError(Exception):
 
 
 class ConfigError(RemoteError):
-    """Error in the kubeconfig, or in a flag that selects from it."""
+    """Error because the kubeconfig or its credentials are missing or unusable, or a flag that selects them is wrong."""
 
     code = EXIT_USAGE
 

@@ -1,4 +1,4 @@
-"""All metrics that Bamboo exports: names, help texts, labels. docs/metrics.md is generated from them."""
+"""All of Bamboo's own metrics: names, help texts, labels, buckets. docs/metrics.md is generated from them."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Declaration and export of metrics. All exported metrics are declared in `catalog`.
+"""Declaration and export of metrics. All of Bamboo's own metrics are declared in `catalog`.
 
 Exporters keep plain numbers instead of prometheus-client's counters, and fill a page from them at each scrape: nothing
 is counted twice, and a job that is gone has no series any more.

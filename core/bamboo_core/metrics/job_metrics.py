@@ -1,4 +1,4 @@
-"""A job's metrics, computed from its coordinator's status. Each function gets the job's namespace and name."""
+"""A job's metrics, computed from its coordinator's status or states. job: the job's namespace and name."""
 
 from collections import Counter
 
@@ -39,7 +39,7 @@ def progress(page: MetricsPage, job: tuple[str, str], status: Status) -> None:
 
 
 def grid(page: MetricsPage, job: tuple[str, str], status: Status | None, spec: JobSpec) -> None:
-    """Add a job's workers by state, pipelines, replicas and unprotected cells. status: None if it has no workers."""
+    """Add a job's numbers of workers, pipelines, replicas and unprotected cells. status: None if it has no workers."""
     counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
     for state in WorkerState:
         page.add(table.JOB_WORKERS, counts[state], *job, state.value)
@@ -111,10 +111,10 @@ def _milliseconds(takeover: Takeover, phase: str) -> float:
 
 
 def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:
-    """Return the useful worker-seconds of the steps committed between these two states of the same coordinator.
+    """Return the useful worker-seconds of the steps committed between two states of a coordinator; 0.0 if not timed.
 
-    Each worker that owns a stage counts with the newest step's duration, at most the usual one of earlier steps. So
-    pauses, workers on standby and repetitions, in a step or after a return to a checkpoint, do not count.
+    Each worker that owns a cell counts in each of these steps with the newest step's duration, or the usual one if that
+    is shorter. So pauses, spare workers, and repetitions in a step or after a return to a checkpoint do not count.
     """
     steps = after.progress.trained - before.progress.trained
     if (

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class TimeUse(StrEnum):
-    """What a worker spends its time on. REHEARSAL: trial runs and checks while it waits. IDLE: other waits."""
+    """A use of a worker's time. REHEARSAL: trial runs and checks while it waits. IDLE: other waits."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -1,7 +1,7 @@
 """The document of a job's page, the only data that server and browser share. Its own times are Unix seconds.
 
 It holds the job's status from the API and, in `live`, from the coordinator, with other forms of times; the browser
-chooses and formats. Unknown values are null; the sentences in `unknown` say why.
+chooses what it shows, and formats it. Unknown values are null; the sentences in `unknown` say why.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ def document(
     pools: Sequence[PoolCost] = (),
 ) -> Document:
     """Return the document of a job's page. record: the job's timeline; None if the shell (operator or CLI) has not seen
-    it run. place: local or cluster. now: Unix seconds. ended: a state to show instead of the view's, such as the end.
+    it run. place: local or cluster. now: Unix seconds. ended: replaces the view's state if the run is over or starting.
     """
     live, spec, written = view.live, view.spec, view.status
     state = ended or view.state

@@ -62,7 +62,7 @@ class Curves:
             self._every *= 2
 
     def points(self) -> tuple[Point, ...]:
-        """Return the points, oldest first; the last one is always the newest step."""
+        """Return the points, oldest first; the last one includes the newest step."""
         return (*self._points, *([_joined(self._open)] if self._open else []))
 
 
@@ -108,7 +108,7 @@ class TimelineMark:
 
 
 class JobTimeline:
-    """The curves, marks and events of one job since this process began to run it."""
+    """The curves, the newest marks and the newest events of one job since this process began to run it."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.now: Clock = clock or steady_clock()

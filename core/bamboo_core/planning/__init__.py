@@ -1,1 +1,1 @@
-"""Which worker runs which stage: the plan as a value, and the pure functions from one plan to the next."""
+"""The assignment of stages to workers: the plan as a value, and pure functions that compute the next plan."""

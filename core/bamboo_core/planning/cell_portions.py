@@ -1,7 +1,7 @@
 """Portions: how several workers share the microbatches of a cell after a takeover. Pure.
 
-Any worker that holds the stage can run any of its microbatches: the stage's owners in other pipelines, and the new
-owner. So the cell's groups of microbatches are divided into portions that these run in addition to their own pipelines.
+Any owner of the stage can run any of the cell's microbatches: the stage's owners in other pipelines, and the new owner.
+So the cell's groups of microbatches are divided into portions that these run in addition to their own pipelines.
 Groups are the unit because their sums make up the step's sum (`gradient_groups`): the bits are the same, whichever
 worker runs them. Boundary tensors go to the worker that runs their microbatch. The cell still has one owner, which adds
 the portions' sums and reduces them with the other pipelines'.
@@ -62,10 +62,10 @@ def share_out(
 ) -> Cells:
     """Return the next plan's assignments, in which several workers share the microbatches of some cells as portions.
 
-    A cell is shared if its owner owns several cells or, until the end of the step, if its owner has changed within the
-    step. Workers with several devices have no portions. leaving: workers that get no new portions if others can take
-    them. present: workers that are not lost. boundary: the assignments take effect with a new step. elapsed: the part
-    of the current step that has passed, 0 to 1.
+    A cell may be shared if its owner owns several cells or, until the end of the step, if its owner has changed within
+    the step. Workers with several devices have no portions. leaving: workers that get no new portions if others can
+    take them. present: workers that are not lost. boundary: the assignments take effect with a new step. elapsed: the
+    part of the current step that has passed, 0 to 1.
     """
     if plan.device_layers:
         return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
@@ -97,7 +97,7 @@ def share_out(
 
 
 def without_portions(plan: Plan) -> Plan:
-    """Return the plan with all portions removed. A plan with one stage keeps them."""
+    """Return the plan with all portions removed, or unchanged if it has only one stage."""
     if len(plan.stages) == 1 or not any(a.portions for row in plan.pipelines for a in row):
         return plan
     alone = tuple(tuple(msgspec.structs.replace(a, portions=()) for a in row) for row in plan.pipelines)

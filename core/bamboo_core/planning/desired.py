@@ -1,4 +1,4 @@
-"""The desired holders of each cell, given the live workers. The next plans approach them one step at a time. Pure."""
+"""The desired holders of each cell, given the live workers; successive plans come closer to them. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -84,8 +84,8 @@ class PlanningView:
 
 def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     """Return the desired holders of each cell: the owner, the replicas (shadow first), and workers that need the state
-    for a new pipeline or a re-split. If the job keeps replicas, a cell with too few holders gets spare workers, and one
-    whose holders are all on one node a spare worker elsewhere with room. A pipeline to be removed keeps its holders.
+    for a new pipeline or a re-split. If the job keeps replicas, a cell with too few holders gets spare workers; if all
+    its holders are still on one node, one more elsewhere with room. A pipeline to be removed keeps its holders.
     """
     plan = view.plan
     replacements, newcomers = replacement_owners(view), owners_of_new_rows(view)
@@ -207,9 +207,9 @@ def _by_row(view: PlanningView, spare: list[WorkerId], count: int) -> list[list[
 def _fittest(view: PlanningView, spare: list[WorkerId], cell: Cell, owners: Mapping[Cell, WorkerId]) -> list[WorkerId]:
     """Return the spare workers, best fit for a cell first.
 
-    Sorted, if pipelines are packed into zones, by how many workers of the cell's pipeline are in the same zone; then
-    workers in failure domains without lost or leaving workers come first, then workers outside the failure domains of
-    nearby owners. owners: see `_beside`.
+    If pipelines are packed into zones, workers in the zones with the most workers of the cell's pipeline come first;
+    among equals, workers in failure domains without lost or leaving workers; then workers outside the failure domains
+    of nearby owners. owners: see `_beside`.
     """
     zones = Counter[str]()
     if view.spread.packs:

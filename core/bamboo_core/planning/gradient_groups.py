@@ -36,8 +36,8 @@ def group_bounds(microbatches: int, groups: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def pipeline_shares(groups: int, pipelines: int) -> tuple[SumNode, ...]:
-    """Return the groups of each pipeline. The longest share is as short as possible. Within this limit each share ends
-    at the number of groups that the highest power of two divides, so that it consists of few nodes of the tree.
+    """Return the groups of each pipeline. The longest share is as short as possible. Within this limit each `end` is
+    divisible by as high a power of two as possible, so that the share consists of few nodes of the tree.
     """
     longest, ends = -(-groups // pipelines), [0]
     for left in range(pipelines - 1, 0, -1):  # shares after this one
@@ -68,8 +68,8 @@ def most_microbatches(training: TrainingSpec, pipelines: int) -> int:
 
 
 def halves(node: SumNode, groups: int) -> tuple[SumNode, SumNode]:
-    """Return the two nodes whose sums add up to the sum of a node with several groups. The whole step's node has equal
-    halves; in others the left half has the largest power of two that is less than the node's number of groups.
+    """Return the two nodes whose sums add up to the sum of a node with several groups. The whole step's node has
+    nearly equal halves; in others the left half has the largest power of two below the node's number of groups.
     """
     size = node.end - node.first
     middle = node.first + (size // 2 if size == groups else 1 << (size - 1).bit_length() - 1)
@@ -109,8 +109,8 @@ def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
 
 @lru_cache(maxsize=4096)
 def sums_finished(groups: int, pipelines: int) -> frozenset[tuple[float, ...]]:
-    """Return, for each pipeline, when each sum that it sends is finished, as a fraction of its groups: in order, the
-    last at 1. Equal pipelines are given once.
+    """Return, for each pipeline, the fractions of its groups after which the sums that it sends are finished, in order;
+    the last is 1. Equal pipelines are given once.
     """
     return frozenset(
         tuple((node.end - share.first) / (share.end - share.first) for node in nodes_of(share, groups))

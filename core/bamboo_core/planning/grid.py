@@ -114,7 +114,7 @@ def make_layout(
     groups: int,
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
 ) -> Layout:
-    """Return a layout of consecutive, nearly equal shares of a step's microbatches, each of whole groups."""
+    """Return a layout of consecutive shares of a step's microbatches, each of whole groups (`pipeline_shares`)."""
     bounds = pipeline_bounds(microbatches, groups, pipelines)
     return Layout(
         generation=generation,
@@ -236,7 +236,7 @@ def worker_roles(spec: JobSpec, stages: int, *, taken_over: bool) -> list[Roles]
     """Return the roles that workers may have in normal operation or, with `taken_over`, after losses.
 
     After losses a worker also runs the next stages of its pipeline, as many as each stage has replicas. With several
-    pipelines it may instead run its own stage's microbatches for another pipeline, too.
+    pipelines it may instead run its own stage for two pipelines.
     """
     replicas = min(spec.redundancy.kept, stages - 1)
     lost = replicas if taken_over else 0

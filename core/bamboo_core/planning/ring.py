@@ -110,7 +110,7 @@ def dealt(peers: Sequence[Peer], depth: int, pipelines: int) -> list[Row]:
 
 
 def _every_other(workers: Row) -> Row:
-    """Reorder the workers so that a node's workers fill positions 0, 2, ... and then 1, 3, ..."""
+    """Reorder the workers: node after node, the fullest first, they fill positions 0, 2, ... and then 1, 3, ..."""
     sizes = Counter(peer.failure_domain for peer in workers)
     grouped = sorted(workers, key=lambda peer: (-sizes[peer.failure_domain], peer.failure_domain))
     places = [*range(0, len(workers), 2), *range(1, len(workers), 2)]

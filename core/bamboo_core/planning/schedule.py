@@ -74,9 +74,7 @@ class AddPartialSums:
 
 @dataclass(frozen=True, slots=True)
 class ScatterGradients:
-    """An instruction to send each other owner of this stage (one per pipeline) its chunk of a bucket of the sum over a
-    node's groups, to be added up.
-    """
+    """An instruction to send each other owner of this stage its chunk of a bucket of the sum over `node`'s groups."""
 
     node: SumNode
     bucket: int = 0
@@ -115,8 +113,9 @@ class SyncReplicas:
 
 @dataclass(frozen=True, slots=True)
 class ReportReady:
-    """An instruction to report to the root that this cell has finished the step. It waits until replicas, except most
-    new ones, hold the state before the step or, if an heir may be unable to repeat it, can reach the state after it.
+    """An instruction to report to the root that this cell has finished the step. It waits until replicas in sync, and
+    sometimes new ones, hold the state before the step. If workers that repeat the step might lack tensors, it waits
+    until those in sync can reach the state after it.
     """
 
 
@@ -270,8 +269,8 @@ def portion_program(
 
 
 def with_early_sums(steps: Sequence[Instruction], sums: Mapping[int, SumNode], buckets: int) -> list[Instruction]:
-    """Return a cell's instructions with those that send finished sums: each directly after the last instruction of the
-    sum's last microbatch, so that it is on its way while later ones are computed; in a shared cell at the end.
+    """Insert the sending of finished sums into a cell's instructions: each sum is sent directly after the last one of
+    its last microbatch, so that it is on its way while later ones are computed; in a shared cell at the end.
 
     sums: the nodes of the sums, by their last microbatch.
     """
@@ -307,7 +306,7 @@ def program(
 ) -> list[Instruction]:
     """Return a cell's instructions for a whole step, without evaluation. tied: the stage has parameters that other
     stages hold too. portions: the microbatches of each worker that shares the cell, if any; then `portion_program` runs
-    these, and this program only adds their sums. buckets: number of buckets of the stage's gradients.
+    these, and this program begins by adding their sums. buckets: number of buckets of the stage's gradients.
     """
     steps: list[Instruction] = [AddPartialSums(tuple(portions))]
     if not portions:

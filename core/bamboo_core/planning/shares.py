@@ -6,7 +6,7 @@ from bamboo_core.planning.plan import Plan, WorkerId
 
 
 def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]) -> list[int]:
-    """Return which of a stage's layers (a half-open range) a worker writes: they go to `writers` round-robin."""
+    """Return the layers of a stage (a half-open range) that a worker copies or writes: `writers` get them in turn."""
     first, end = layers
     return [layer for layer in range(first, end) if writers and writers[(layer - first) % len(writers)] == worker]
 

@@ -25,7 +25,7 @@ class SpotSchedule:
         return next((steps for steps in INTERVALS if steps * fewest >= MICROBATCHES), INTERVALS[-1])
 
     def checks(self, cell: Cell, stages: int, layout: Layout, step: int) -> bool:
-        """Return whether the step recomputes a microbatch of the cell.
+        """Return whether a microbatch of the cell is to be recomputed in this step.
 
         A stage's pipelines take turns. After the early steps, the checks of the stages are spread over an interval.
         """

@@ -6,8 +6,8 @@ to a worker that already holds a usable state of the stage, so any proposal can 
 `resize` leads to another number of pipelines of the same stages, or to another schedule, and never disturbs a step.
 Growing first fills the newcomers as additional replicas, then adds their row at a step boundary. Shrinking takes the
 microbatches away from the last rows at a step boundary; the same plan makes their workers replicas in remaining rows,
-where they can replace leaving or doubled workers. Old rows and layouts are dropped once a step is committed under the
-new layout: until then another worker may have to finish a step under the old one. A change of schedule works the same.
+where they can replace workers that leave or own several cells. Old rows and layouts go once a step is committed under
+the new layout: until then workers may have to finish a step under the old one. A change of schedule works the same.
 """
 
 from collections import Counter
@@ -68,9 +68,9 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
 def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
     """Return the workers that may take over a cell, best first.
 
-    First come the cell's replicas in sync, and idle workers with a replica in sync of the stage in any pipeline:
-    staying workers before leaving ones; among these, nodes without lost or leaving workers before others; then idle
-    workers before others. Then come the stage's other owners and workers that report its state, ordered by node, too.
+    First come workers with a replica in sync: of the cell or, if idle, of the stage in any pipeline. They are sorted:
+    staying before leaving, then by nodes (those without lost or leaving workers come first), then idle before others.
+    The stage's other owners and the workers that report its state follow, sorted by nodes in the same way.
     """
     plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]

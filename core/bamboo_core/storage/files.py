@@ -31,7 +31,7 @@ class Files(Protocol):
         """Return the bytes from start to end (exclusive) or to the file's end. Raises FileNotFoundError."""
 
     def list(self, folder: str) -> Sequence[FileEntry]:
-        """Return a folder's entries, "" for the topmost folder; empty if there is no such folder."""
+        """Return the entries of a folder (the topmost one is ""); empty if there is no such folder."""
 
     def delete(self, path: str) -> None:
         """Delete a file, or a folder with its content. No error if there is none."""

@@ -107,7 +107,7 @@ class ObjectFiles:
         return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
 
     def walk(self) -> Sequence[RemoteEntry]:
-        """Return the files in all folders below the root, by name; a root that is a file itself is the only one. Raises
+        """Return all files below the root, at any depth, sorted by name; if the root is a file, only that. Raises
         FileNotFoundError if the root does not exist.
         """
         self._fs.invalidate_cache()

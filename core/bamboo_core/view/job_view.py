@@ -125,7 +125,7 @@ def run_status(live: Status, now: datetime) -> BambooJobStatus:
 
 
 def _plan(live: Status) -> str | None:
-    """Return the plan's epoch and owners as JSON; None without a plan. A coordinator could not continue from it."""
+    """Return the plan's epoch and owners as JSON, too little for a coordinator to go on from; None without a plan."""
     owners = tuple(tuple(owner for owner, _ in row) for row in live.grid)
     return PlanRecord(epoch=live.epoch, pipelines=owners).written() if owners else None
 
@@ -232,8 +232,8 @@ class JobView:
 
     @property
     def held_back(self) -> str:
-        """Why the operator keeps the job suspended though spec.suspend is false, such as for a spent budget, and what
-        helps; "" if it does not.
+        """The reason why the operator keeps the job suspended though spec.suspend is false, such as a spent budget, and
+        what helps; "" if there is no such reason.
         """
         held = self.status.condition("Suspended")
         if self.spec.suspend or self.status.ended or held is None or not held.holds or held.reason == "Suspended":
@@ -282,7 +282,7 @@ class JobView:
 
 
 def view_of(body: Mapping[str, Any]) -> JobView:
-    """Return the view of a BambooJob from the API server. Fields that this version cannot read count as absent."""
+    """Return the view of a BambooJob from the API server. Defaults replace unreadable spec fields and status."""
     metadata, status = read_api_part(Metadata, body.get("metadata")), read_status(body.get("status"))
     return JobView(metadata=metadata, spec=read_spec(body), status=status)
 

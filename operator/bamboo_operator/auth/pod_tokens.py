@@ -37,7 +37,7 @@ class PodIdentity:
 def reviewed_identity(review: dict[str, Any]) -> PodIdentity:
     """Return the pod that a reviewed token is bound to. review: the status of the TokenReview.
 
-    Raises Unauthorized if the token is bound to no pod or its audience is not Bamboo.
+    Raises Unauthorized if the token is bound to no pod or is not for TOKEN_AUDIENCE.
     """
     if TOKEN_AUDIENCE not in (review.get("audiences") or []):
         raise Unauthorized(f"the token is not for {TOKEN_AUDIENCE}", "WrongAudience")

@@ -31,7 +31,7 @@ class ServingCertificate:
     authority: Path
 
     def context(self) -> ssl.SSLContext:
-        """Return the server's TLS context. Raises OSError (also ssl.SSLError) if a file is unreadable or invalid."""
+        """Return the server's TLS context, and shrink asyncio's buffers. Raises OSError, also ssl.SSLError."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self.chain, self.key)

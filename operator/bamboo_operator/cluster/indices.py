@@ -15,7 +15,7 @@ from bamboo_operator.cluster.resync import Known
 from bamboo_operator.kube.objects import JobKey, job_of, owner_uid
 
 PODS, PODS_ON, NODES = map(HandlerId, ("pods", "pods_on", "nodes"))  # pods by job, their names by node, nodes by name
-REMEMBERED = 1000  # far more pods than can be deleted during one call
+REMEMBERED = 1000  # deleted pods: far more than can be deleted during one API call
 
 
 class PodListener(Protocol):
@@ -29,7 +29,7 @@ class PodListener(Protocol):
 
 
 class ClusterIndices:
-    """The cache of pods and nodes, which kopf fills. A change of a node notifies the jobs that have pods on it.
+    """The cache of pods and nodes, which kopf fills. It notifies the listeners for a node's pods when the node changes.
 
     kopf does not see the API server's answers to calls, nor deletions while a watch is interrupted. `pod_created`,
     `forget_pod` and the resync bring them into the cache.

@@ -24,9 +24,9 @@ Known = Mapping[str, Callable[[], None]]  # by UID (of nodes also by name): the 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A kind of object that kopf watches.
+    """A kind of object that kopf watches. known: returns the cached objects.
 
-    known: returns the cached objects. listed: returns all objects' `Known` keys. shown: whether kopf must show all.
+    listed: returns the keys, as in `Known`, of all objects. shown: whether kopf must show every listed object.
     """
 
     name: str

@@ -36,7 +36,7 @@ class MetricSources:
     counts: OperatorCounts
 
     def fill(self, page: MetricsPage) -> None:
-        """Add the metrics of jobs and operator to the page; log a job that fails, and go on. Safe in any thread."""
+        """Add all metrics to the page; log an error in one job's metrics, and add the others. Safe in any thread."""
         states = dict.fromkeys(catalog.STATES, 0)
         reconcilers = self.reconcilers()
         for job in reconcilers:
@@ -91,7 +91,7 @@ def _key(known: OperatedJob) -> JobKey:
 
 def _checkpoint(page: MetricsPage, job: JobKey, known: CheckpointSummary | None, newest: CheckpointStatus) -> None:
     """Add the step, interval and age of a job's newest checkpoint to the page. known: from the coordinator; None adds
-    nothing. newest: from the BambooJob's status, which outlasts coordinators.
+    nothing. newest: from the job's current status, perhaps reported by an earlier coordinator.
     """
     if known is None:
         return
@@ -107,7 +107,7 @@ def _workers(page: MetricsPage, job: JobKey, status_now: BambooJobStatus) -> Non
 
 
 def _rollout(page: MetricsPage, job: JobKey, rollout: RolloutRecord | None) -> None:
-    """Add a rollout's metrics to the page; nothing if its record is not known yet."""
+    """Add a rollout's metrics to the page, if the operator has a record of it."""
     if rollout is None:
         return
     page.add(catalog.JOB_UPDATED_WORKERS, rollout.updated, *job)
@@ -127,7 +127,7 @@ def _pods(page: MetricsPage, job: JobKey, known: OperatedJob, *, idle: bool) -> 
 def _cost(page: MetricsPage, known: OperatedJob, status_now: BambooJobStatus) -> None:
     """Add a job's costs, if a pool has, or had, a price.
 
-    Counters show the costs in the written status, from which the next operator continues, so that they never fall.
+    The counter shows the cost in the written status, from which the next operator continues, so that it never falls.
     """
     job, facts, view = _key(known), known.facts, known.view
     cost, written = status_now.cost, view.status.cost

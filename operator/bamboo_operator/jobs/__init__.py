@@ -1,1 +1,1 @@
-"""BambooJobs: the controller of all jobs, and the reconciler and coordinator of each."""
+"""BambooJobs: the controller of all jobs, and for each job its reconciler and its coordinator's runner."""

@@ -66,8 +66,8 @@ class TrainingRun:
     """One training of a job, from its start, or from an earlier coordinator's end, until it ends or is suspended.
 
     resumed: an earlier coordinator began the training, and workers may still train. known_lost: workers whose loss was
-    handled before, or whose pods are being deleted. counted: workers that must not count as preempted again: their
-    notice was counted, or they were told to leave. earlier: progress before this training.
+    handled before, or whose pods this operator has deleted. counted: workers that must not count as preempted again:
+    their notice was counted, or they were told to leave. earlier: progress before this training.
     """
 
     job: JobIdentity
@@ -130,7 +130,7 @@ class CoordinatorRunner:
 
     def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
         """Return the plan record for the status. Without a plan it holds only lost workers; None if there are
-        none, or while an earlier coordinator's record holds.
+        none, or if an earlier coordinator's record stays in the status.
         deleting: workers whose pods the pod controller has deleted. They, and workers that were released, were told to
         leave: another operator must not count their end as a preemption. If the plan does not use them, they are lost.
         """

@@ -1,7 +1,7 @@
 """The cost of a job's workers: counted while an operator watches them, and estimated for the time without one.
 
-The job's status holds the totals and the time up to which they are counted. Counters in metrics show the written
-totals, so that they continue from operator to operator and never fall: Prometheus takes a fall for a restart at 0 and
+The job's status holds the total and the time up to which it is counted. The counter in metrics shows the written
+total, so that it continues from operator to operator and never falls: Prometheus takes a fall for a restart at 0 and
 would count all earlier costs again.
 """
 
@@ -28,7 +28,7 @@ Json = Mapping[str, Any]
 
 
 class CostCounter:
-    """The cost of one job's workers since the previous operator's last count. meter: receives worker-seconds.
+    """The cost of one job's workers since the last count of an earlier counter. meter: receives worker-seconds.
 
     paid: number of workers with a node, by pool; None before the first count. counted_until: the time up to which cost
     is counted; None if never. An edited price applies from the next count on.
@@ -71,7 +71,7 @@ class CostCounter:
         )
 
     def _count_unwatched(self, now: datetime) -> None:
-        """Add what the existing pods have cost since another operator last counted."""
+        """Add what the existing pods have cost since the last count of an earlier counter, if there was one."""
         since = self.counted_until
         for pod in self._pods.all().values() if since is not None else ():
             self._add({worker_pool(pod) or "": 1}, paid_seconds(pod, since, now))
@@ -83,7 +83,7 @@ class CostCounter:
 
 
 def paid_seconds(pod: Json, since: datetime | None, now: datetime) -> float:
-    """Return the seconds from `since` to `now` in which a worker's pod had a node; 0 if unknown."""
+    """Return the seconds from `since` to `now` in which a worker's pod had a node and had not ended; 0 if unknown."""
     began, ended = _placed_at(pod), _ended_at(pod, now)
     if since is None or began is None or ended is None:
         return 0.0

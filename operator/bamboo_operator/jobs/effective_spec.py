@@ -203,7 +203,7 @@ def manifest_of(key: JobKey, spec: Json) -> dict[str, Any]:
 class EffectiveSpec:
     """One job's spec in force, and the findings of the last check of its newest manifest.
 
-    body: the BambooJob. written: its status. spec: the spec in force; None if there never was a valid one. generation:
+    body: the BambooJob. written: its status. spec: the spec in force; None until one is valid. generation:
     the newest manifest's generation. problems: that manifest's errors. refused: its changes that a running job does not
     follow. warnings: about its templates' ignored fields and hostNetwork. surprises: settings that may not be intended.
     """
@@ -238,7 +238,7 @@ class EffectiveSpec:
         self._reported = message
 
     def begin(self, *, resumed: bool) -> dict[str, Any]:
-        """Return the accepted manifest; first accept the newest, unless the workers began with another (resumed)."""
+        """Return the accepted manifest. First accept the newest, unless the training is resumed and one is accepted."""
         if not resumed or self.accepted.manifest is None:
             self.accepted.accept(self._manifest(), self._newest)
         return dict(self.accepted.manifest or {})
@@ -277,7 +277,7 @@ class EffectiveSpec:
         return followed.spec
 
     def read(self) -> JobSpec | None:
-        """Return the newest spec; None if it is invalid, in which case the earlier one stays in force."""
+        """Put the newest spec in force and return it; None if it is invalid: then the earlier one stays in force."""
         self.generation, self.problems = self._newest, ()
         try:
             spec = parse_manifest(self._manifest())
@@ -326,7 +326,7 @@ class EffectiveSpec:
 
 
 def _changed_task(plan: str, spec: JobSpec) -> tuple[str, ...]:
-    """Return the problem that the task was changed after the job began; () if not, if unknown or if suspended."""
+    """Return a problem if the task has changed since the job began; () if not, if that is unknown, or if suspended."""
     began = BambooJobStatus(plan=plan).plan_record.task
     if spec.suspend or began is None or began == task_digest(spec):
         return ()

@@ -31,10 +31,10 @@ class JobMeter:
 
     A counter that continued from the job's status would fall at each restart of the operator, because the status is up
     to 15 s old; Prometheus would then count everything again. Costs are counted elsewhere (`jobs/cost_counter`): their
-    counters show the written status.
+    counter shows the written status.
 
     useful, paid: worker-seconds. samples: number in committed steps. signals: losses and notices by source. committed:
-    time of the last commit, or of a later start of a coordinator, in seconds since 1970.
+    time of the last commit or, if later, of the start of a coordinator or of this meter, in seconds since 1970.
     """
 
     def __init__(self, counts: OperatorCounts) -> None:

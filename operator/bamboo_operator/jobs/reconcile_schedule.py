@@ -13,7 +13,7 @@ from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY
 GATHER_SECONDS = 0.2  # from a decision to its reconciliation, since more decisions may follow at once
 RECONCILE_SECONDS = 2.0  # between two reconciliations, unless the second is urgent
 QUIET_SECONDS = 60.0  # between checks of a job without pods
-RESYNC_SECONDS = 5.0  # between reconciliations of an unchanged job: time alone may decide
+RESYNC_SECONDS = 5.0  # between reconciliations of an unchanged job, since deadlines may pass
 FINAL_EVENTS_SECONDS = 30.0  # limit for posting the events of an ended job
 
 
@@ -119,12 +119,12 @@ class IdleListener:
 
 
 CALM_SECONDS = 0.3  # a burst is over after this time without a preemption
-LONGEST_SECONDS = 2.0  # of a burst; longer waves delay nothing
+LONGEST_SECONDS = 2.0  # after which a burst that goes on delays nothing more
 
 
 class Burst:
-    """A burst of preemptions, over all jobs of the operator. API calls wait until it is over, so that all jobs get new
-    plans first.
+    """A burst of preemptions, over all jobs of the operator. Reconciliations wait until it is over, so that all jobs
+    get new plans first.
     """
 
     def __init__(self) -> None:

@@ -90,7 +90,7 @@ class JobReconciler:
         return OperatedJob(view=view, facts=self._facts(), record=runner.record if runner else None)
 
     def _facts(self, plan: str | None = None) -> StatusFacts:
-        """Collect the operator's knowledge of the job beyond its coordinator. plan: the plan record to write."""
+        """Collect the facts about the job beyond its coordinator's status. plan: the plan record to write."""
         spec, cost, runner, controller = self._spec, self._cost, self.runner, self._controller
         return StatusFacts(
             now=utc_now(),
@@ -380,7 +380,7 @@ class JobReconciler:
             return pods, await self._attempt("post events", posting)
 
     async def _save_manifest(self) -> None:
-        """Save the manifest for another operator. The job runs without it, so a failure delays nothing."""
+        """Save the accepted manifest for the next operator. After a failure the job goes on; try again later."""
         accepted = self._spec.accepted
         if accepted.saved or time.monotonic() < self._save_after:
             return

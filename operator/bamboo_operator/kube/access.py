@@ -45,7 +45,7 @@ API_CONNECTIONS = 32
 
 
 async def operator_access() -> Access:
-    """Return access to the API server: a pod's ServiceAccount in a cluster, else a kubeconfig's. Raises ConfigError."""
+    """Return access to the API server: by a pod's ServiceAccount, else by a kubeconfig. Raises ConfigError."""
     return in_cluster() or await log_in()
 
 

@@ -17,8 +17,8 @@ class PodRefused(ApiError):
 
     @classmethod
     def of(cls, error: ApiError) -> Self | None:
-        """Return the error as a PodRefused if the API server refuses the pod itself; None otherwise. A failing
-        admission webhook answers 500.
+        """Return the error as a PodRefused if the API server refuses the pod itself (with 500 if an admission webhook
+        fails); None otherwise.
         """
         if error.status in (400, 403, 422) or (error.status == 500 and error.reason == "InternalError"):
             return cls(error.status, error.reason, error.message)
@@ -33,7 +33,7 @@ def described(error: RemoteError) -> str:
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
-LOG_AGAIN_SECONDS = 600.0  # between logs of one failure, which may last for days and is also an event
+LOG_AGAIN_SECONDS = 600.0  # between logs of one failure, which may last for days
 GONE = (404, 409)  # the object is gone, or another one has its name
 
 

@@ -18,7 +18,7 @@ from bamboo_operator.manifests.template import TOKEN_VOLUME, read_templates
 
 
 def place(spec: dict[str, Any], where: NodePlacement) -> None:
-    """Add the constraints in `where` to a pod's spec, in place; its selector keys replace equal ones of the spec."""
+    """Add the constraints in `where` to a pod's spec, in place; a selector key in `where` overrides the spec's."""
     if where.selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **where.selector}
     asked = list(spec.get("tolerations") or ())
@@ -51,12 +51,12 @@ HOST_NETWORK = (
 class WorkerPodSettings:
     """The operator's settings for all workers' pods."""
 
-    coordinator_url: str  # the address that workers connect to, ws://HOST:PORT/PATH
+    coordinator_url: str  # the address that workers connect to: ws://HOST:PORT/PATH, or wss: with TLS
     image: str  # for jobs that name no image
     run_as_user: int | None = 65532  # not root; None leaves it to the image or the platform
-    # PEM of the coordinator's certificate authority; "" for those of the image
+    # PEM of the authority that signed the coordinator's certificate; "" if workers trust the authorities in their image
     authority: str = ""
-    network_policy: bool = True  # only workers of the same job may connect to a worker
+    network_policy: bool = True  # only workers of the same job may connect to a worker, except to read metrics
     disruption_budgets: bool = True  # a job's workers are evicted one at a time
 
 
@@ -237,7 +237,7 @@ def _own_env(name: WorkerId, spec: Json, settings: WorkerPodSettings) -> list[Js
 
 
 def _own(spec: Json, env: list[Json]) -> None:
-    """Add to a pod's spec, in place: restartPolicy, token, the trainer's `env` and, without hostNetwork, its port."""
+    """Add restartPolicy, token, the trainer's `env` and, without hostNetwork, its metrics port to `spec`, in place."""
     token = {"audience": names.TOKEN_AUDIENCE, "expirationSeconds": names.TOKEN_SECONDS, "path": "token"}
     volume = {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
     mount = {"name": TOKEN_VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}

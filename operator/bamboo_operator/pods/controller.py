@@ -188,7 +188,7 @@ class PodController:
 
     @property
     def unmanaged(self) -> str:
-        """The reason why the job's queue has no effect, as a sentence; "" if the queue works or there is none."""
+        """The reason why the job's queue has no effect, as a sentence; "" if it works, is unset or has no pods yet."""
         return unmanaged(self.view().spec, self._pods.living().values())
 
     def view(self) -> PodsView:
@@ -215,7 +215,7 @@ class PodController:
         return replace(view, rollout=self.rolling.step(view))
 
     def _observe(self) -> None:
-        """Update the controller's notes that later decisions need: gates, quota, waits, failed starts, the rollout."""
+        """Update the controller's notes that later decisions need, such as gates, quota, waits and failed starts."""
         self.created = max(self.created, self._pods.next_number())  # the answer to a creation may have been lost
         view = self.view()
         self._releases.observe(view.without_node, view.now)

@@ -16,8 +16,8 @@ from bamboo_operator.pods.pools import fallback_pool, pool_to_probe, surplus_wor
 from bamboo_operator.pods.view import PodsView
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 
-LEAVE_SECONDS = 10.0  # between the request to stop and the deletion of the worker's pod
-KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
+LEAVE_SECONDS = 10.0  # after a worker was lost, refused or asked to leave, until its pod is deleted
+KEPT_CRASHES = 10  # pods of failed workers that are kept, for their logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def let_quota_go(view: PodsView) -> Iterator[Action]:
 
 
 def yield_quota(view: PodsView) -> Iterator[Action]:
-    """While a job pauses after giving its quota back, delete its pods; before that, release workers that have joined.
+    """While a job pauses after giving its quota back, delete its pods; release each joined worker before its deletion.
 
     At other times delete waiting pods of the queue's growth priority class that the job needs in the first class.
     """

@@ -4,7 +4,7 @@ With one pipeline and one replica, two workers hold all copies of a stage, so th
 it. The budget lets one worker go, and the next one only when two workers hold every stage again. It is a floor on
 healthy pods and selects by number the pods of workers that have joined. Any other pod could become healthy before the
 operator moves the floor, and then two pods with state could be evicted. The operator writes floor and selection in one
-request, so that never more than one pod may go, even while the operator is away.
+request, so that never more than one healthy pod may go, even while the operator is away.
 """
 
 import math
@@ -21,7 +21,7 @@ from bamboo_core.names import LABEL_JOB_UID, LABEL_WORKER_INDEX
 from bamboo_operator.manifests.worker_pod import about_workers
 
 REFUSED = (403, 404, 405, 422)  # the operator lacks the right, or the server lacks the kind
-REPAIR_SECONDS = 60.0  # after which the budget is written again, in case somebody deleted or changed it
+REPAIR_SECONDS = 60.0  # after which budget and network policy are written again, in case somebody changed them
 RETRY_SECONDS = 60.0  # after a refusal; an API server that has just started forbids everything for a moment
 
 
@@ -30,7 +30,7 @@ def least_healthy(status: Status, spec: JobSpec, joined: int) -> int | None:
     evictions.
 
     joined: the number of pods whose workers have joined. A pod that waits for a node or an image has no state. A job
-    does not limit evictions before it has trained, with a single worker, or with neither redundancy nor a second
+    does not limit evictions before its first plan, with a single worker, or with neither redundancy nor a second
     pipeline: there a budget would only hold up drains.
     """
     held_twice = spec.redundancy.mode is not RedundancyMode.NONE or len(status.grid) > 1

@@ -16,8 +16,8 @@ def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: C
     """Return the pool of the next pod; None if no pool has room or may take it yet, or if the job has no pools.
 
     This is the last pool with room whose `after_seconds` have passed, because then the pools before it do not deliver;
-    else the first pool with room and no `after_seconds`. waiting_since: since when at least one
-    worker has been waiting for a node, without a break; None if none waits.
+    else the first pool with room and no `after_seconds`. waiting_since: since when the worker that has been missing
+    longest is missing (`missing_since`); None if none is missing.
     """
     waited = 0.0 if waiting_since is None else now - waiting_since
     chosen: NodePool | None = None
@@ -76,8 +76,8 @@ def worker_to_revert(
     """Return the worker of a pool with `after_seconds` to give back now, because a ready worker of an earlier pool
     replaces it; None if there is none.
 
-    One at a time: None while any worker is leaving. placed: the pool of each worker; standby: ready workers that hold
-    no stage; keep: how many of them must stay. The last pool's workers go first, of these the standby workers.
+    One at a time: None while any worker is leaving. placed: the pool of each worker; standby: ready workers that own
+    no stage; keep: how many of them must stay. The last pool's workers go first, and of these the standby workers.
     """
     order = _order(pools)
     ready = [order[placed[w]] for w in standby if placed.get(w) in order]
@@ -101,8 +101,8 @@ def surplus_worker(
 ) -> WorkerId | None:
     """Return the worker to give back because there are more than wanted, as after an edit to fewer pipelines.
 
-    One at a time: None while any worker is leaving, and while no worker is idle. placed: the pool of each worker that
-    has a pod; waiting: the workers without a node, which go first; standby: the workers that hold no stage. Of
+    One at a time: None while any worker is leaving, and if none waits or stands by. placed: the pool of each worker
+    that has a pod; waiting: the workers without a node, which go first; standby: the workers that own no stage. Of
     several, the worker in the last pool goes.
     """
     if leaving or len(placed) <= wanted:

@@ -21,9 +21,9 @@ Json = Mapping[str, Any]
 Pods = Mapping[WorkerId, Json]
 
 WAITING = "WaitingForQuota"
-PATIENCE_SECONDS: Final = 60.0  # a job may hold quota with which it cannot begin for this long
+PATIENCE_SECONDS: Final = 60.0  # for which a job may hold quota that is too small for it to begin
 FIRST_PAUSE, LAST_PAUSE = 30.0, 480.0  # seconds without pods, after the job has given its quota back
-JITTER: Final = 0.5  # largest extension of both, as a share, so that two jobs do not return together
+JITTER: Final = 0.5  # largest extension of patience and pauses, as a share, so that two jobs do not return together
 SETTLE_SECONDS: Final = 10.0  # after a job has given quota back, which may suffice for the next one
 
 

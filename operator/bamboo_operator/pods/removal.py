@@ -1,6 +1,4 @@
-"""The end of a job's workers: they get time to exit, then their pods are deleted, with retries when the API server
-refuses.
-"""
+"""The end of a job's workers: they get time to exit, then their pods are deleted, with retries until that succeeds."""
 
 import asyncio
 import time
@@ -40,7 +38,8 @@ class PodRemoval:
         return any(map(_runs, self._pods.all().values()))
 
     async def wait_for_exit(self, meanwhile: Callable[[], None], logging: Callable[[], Collection[str]]) -> None:
-        """Wait for the running workers to exit after they were asked to stop, at most `exit_seconds` for each.
+        """Wait until running workers exit after they were asked to stop, at most `exit_seconds` for each. Do not
+        wait for workers whose pods are already being deleted.
 
         meanwhile: called repeatedly, and once at the end. logging: returns the workers that wait for their loggers.
         """

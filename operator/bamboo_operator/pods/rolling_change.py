@@ -172,7 +172,7 @@ class RollingChange:
         return [f"{name} {detail}" for name, (code, detail) in ended.items() if code and by_itself(code)]
 
     def _misfit(self, view: PodsView, since: datetime | None) -> str:
-        """Return why the coordinator refused a worker of the newest template; "" if it refused none."""
+        """Return why the coordinator last refused a worker; "" if it refused none, or that one is not `_tried`."""
         misfit = view.wanted.misfit
         return misfit[1] if misfit is not None and self._tried(view, misfit[0], since) else ""
 

@@ -1,7 +1,7 @@
 """Decisions of a rollout: which outdated worker to replace next, and when to stop replacing.
 
 Pure. An outdated worker that is not ready is deleted. A ready one is released by a planned takeover, while every stage
-of a redundant job has a second copy; the next one goes only when the successor, of the newest template, is ready.
+has a second copy, if the job keeps any; the next one goes only when the successor, of the newest template, is ready.
 """
 
 from collections.abc import Iterable
@@ -30,8 +30,8 @@ class RolloutWorker:
     name: WorkerId
     updated: bool
     placed: bool = True  # it has a node
-    ready: bool = False  # its task is loaded
-    idle: bool = False  # it owns no stage
+    ready: bool = False  # its task is loaded, and there is a plan
+    idle: bool = False  # it owns no stage, and its replicas are in step
     leaving: bool = False
 
 
@@ -44,9 +44,9 @@ class RolloutView:
     workers: tuple[RolloutWorker, ...]
     wanted: int  # number of workers that the job asks for
     begun: bool  # a plan exists
-    training: bool  # the plan is in force, and no worker is missing from it
-    held: bool  # every stage is held twice, or is not meant to be, and each worker runs one stage
-    since: datetime | None = None  # when the rollout began, by the pods, if there are outdated ones
+    training: bool  # the coordinator's phase is Running
+    held: bool  # every stage is held twice, or is not meant to be, and no worker runs two stages
+    since: datetime | None = None  # when the rollout began, by its record, else by the outdated pods
     failures: tuple[str, ...] = ()  # how new workers have ended by themselves since the rollout began
     futile: str = ""  # why no new worker can ever become ready
     problem: str = ""  # why pods do not start
@@ -160,7 +160,7 @@ def next_step(record: RolloutRecord, view: RolloutView) -> RolloutStep:
     """Decide the next step, for one worker at a time; NOTHING if the rollout has to wait, has ended or has stalled."""
     if record.state is not RolloutState.PROGRESSING:
         return NOTHING
-    if late := _first(w for w in view.outdated if not w.ready and not w.leaving):  # they are outdated by another edit
+    if late := _first(w for w in view.outdated if not w.ready and not w.leaving):  # such as after a second edit
         return RolloutStep(delete=late)
     leaving = any(w.leaving for w in view.workers)
     can_take_over = sum(w.ready for w in view.workers) > 1

@@ -39,7 +39,7 @@ class JobPods:
         self._seen: PodsByName = {}
         self._living: PodsByName = {}  # the living pods in `_seen`
         self._asked: dict[str, float] = {}  # by uid: when the pod's deletion was requested last
-        self._deleted: set[str] = set()  # uids of all pods that were deleted, until they are gone
+        self._deleted: set[str] = set()  # uids of pods whose deletion was requested, until they are gone
 
     def all(self) -> PodsByName:
         return self._cluster.pods(*self.job)
@@ -66,7 +66,7 @@ class JobPods:
         return Counter(worker_pool(pod) or "" for pod in paid)
 
     def created(self, pod: dict[str, Any]) -> None:
-        """Add a pod from the API server's answer to its creation, because the watch may be behind. Ignores another
+        """Add a pod from the API server's answer to its creation, because the watch may be behind. Ignore another
         job's pod.
         """
         if owner_uid(pod) == self.job.uid:
@@ -119,10 +119,10 @@ class PodsView:
 
     pods: all pods; living: pods that have not ended and are not being deleted. deleted: the workers whose pods'
     deletion was requested lately. startup_events: problems from the events of pods that do not start, by their uids.
-    released: when the gates of a worker's pod went away. waiting_since: since when some worker has been waiting
-    for a node, without a break. probes: workers that were requested only to try a pool. unjoined: seconds for which
-    workers have run without joining. stopping: workers lost, refused or asked to leave that have not ended, and since
-    when the controller knows. rollout: the next step of the rollout; rolls: workers are being replaced.
+    released: when the gates of a worker's pod went away. waiting_since: the earliest time in `missing_since`. probes:
+    workers that were requested only to try a pool. unjoined: seconds for which workers have run without joining.
+    stopping: workers lost, refused or asked to leave that still have a living pod, and since when the controller
+    knows. rollout: the next step of the rollout; rolls: workers are being replaced.
     """
 
     demand: PodDemand
@@ -174,7 +174,7 @@ class PodsView:
 
     @cached_property
     def staying(self) -> PodsByName:
-        """The living pods of workers that are neither lost nor leaving."""
+        """The living pods of workers that are neither lost, refused nor leaving."""
         leaving = (worker for worker, state in self.status.workers if state is WorkerState.LEAVING)
         out = {*self.wanted.gone, *leaving}
         return {name: pod for name, pod in self.living.items() if name not in out}
@@ -220,8 +220,8 @@ class PodsView:
 
 
 def missing_since(known: Mapping[WorkerId, float], view: PodsView) -> dict[WorkerId, float]:
-    """Return since when each missing worker is missing, over all pods that were created for it. Workers without a pod
-    have their number as the key. known: the result at the last look.
+    """Return since when each missing worker is missing, over all pods that were created for it: by the pod's name or,
+    without a pod, by a running number. Leave out workers that the queue lets wait. known: the result at the last look.
     """
     left = sorted(at for name, at in known.items() if name not in view.pods)  # other pods take their places
     leaving = {name for name, pod in view.pods.items() if pod["metadata"].get("deletionTimestamp")}

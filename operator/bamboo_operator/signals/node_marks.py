@@ -50,7 +50,7 @@ class _Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMark:
-    """A mark that announces that a node goes away (gone: is gone); exactly one of the fields in PLACES is set."""
+    """A mark that announces that a node will go away or, with `gone`, is gone. Exactly one field in PLACES is set."""
 
     reason: Annotated[str, REASON]
     notice_seconds: Annotated[float | None, Number()] = None
@@ -103,7 +103,7 @@ def read_marks(path: Path) -> tuple[NodeMark, ...]:
 
 
 def _mistakes(mark: ReadObject) -> Iterator[Problem]:
-    """Yield contradictions between the fields of a mark."""
+    """Yield a problem unless a mark has exactly one of PLACES, and exactly one of noticeSeconds and gone."""
     places = [place for place in PLACES if place in mark.given]
     if len(places) != 1:
         got = " and ".join(places) or "none"

@@ -70,7 +70,7 @@ def _strongest(*signals: Signal | None) -> Signal | None:
 def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
     """Return the strongest signal of a node's taints, conditions, labels, annotations and deletion; None without any.
 
-    A cloud's mark without a time has the notice in the node's label LABEL_NOTICE_SECONDS, else that in `cloud_marks`.
+    A cloud's mark that names no time gives the seconds of the node's label LABEL_NOTICE_SECONDS, else of `cloud_marks`.
     """
     name = _metadata(node).get("name", "")
     usual = _own_seconds(node)
@@ -276,7 +276,7 @@ def _exit_source(pod: Json, code: int | None) -> str:
 
 
 def _described(terminated: Json) -> str:
-    """Return how a container ended, as a sentence without its subject, with the last line of its message."""
+    """Return how a container ended, as a sentence without its subject; after a failure with its message's last line."""
     code = _code(terminated)
     if terminated.get("reason") == "OOMKilled":
         sentence = f"ran out of memory and was killed (OOMKilled, exit code {code})"

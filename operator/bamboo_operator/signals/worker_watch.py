@@ -27,8 +27,9 @@ from bamboo_operator.signals.signals import (
 class WorkerWatch:
     """The state of one job's workers in the cluster.
 
-    marks: the installation's own marks of nodes. signals: counts losses by source. lost: workers gone for good,
-    whatever their pods show. joined: workers that have connected since this watch began.
+    marks: the installation's own marks of nodes. signals: the number of losses and notices by source; this class counts
+    only losses. lost: workers gone for good, whatever their pods show. joined: workers that have connected since this
+    watch began.
     """
 
     def __init__(
@@ -45,8 +46,7 @@ class WorkerWatch:
     def begin(self, known_lost: Collection[WorkerId], *, resumed: bool) -> None:
         """Set the workers that are lost at the start.
 
-        known_lost: workers whose loss was handled before. resumed: the job trained before, so workers whose pods are
-        being deleted may still be of use.
+        known_lost, resumed: as in `TrainingRun`. If resumed, workers whose pods are being deleted may still be of use.
         """
         self.lost = {
             name for name, pod in self.pods().items() if name in known_lost or (not resumed and is_deleted(pod))

@@ -31,7 +31,7 @@ class ConditionResult:
 class PipelineDamage:
     """A fault in a running pipeline: a worker that runs two stages, or a stage without a second copy."""
 
-    doubled: bool  # a worker does the work of two; otherwise a state has a single holder
+    doubled: bool  # a worker runs several stages; False: the stage has no second copy
     message: str
 
 
@@ -39,7 +39,7 @@ class PipelineDamage:
 class RuleInput:
     """The input of the rules for conditions: the coordinator's status, the operator's facts, the written conditions."""
 
-    status: Status | None  # None while the coordinator does not know the job's plan
+    status: Status | None  # None without a coordinator, or while it recovers
     facts: StatusFacts
     previous: Mapping[str, ConditionResult]  # the conditions written before
     # the number of workers in the written status, for a job that gives workers back; else None
@@ -78,7 +78,7 @@ class RuleInput:
         return price_per_hour(self.facts.pools, self.pods if self.idle or self.facts.paid is None else self.facts.paid)
 
     def damage(self) -> list[PipelineDamage]:
-        """Return the pipelines' faults: workers with several stages and, in a redundant job, stages without a copy."""
+        """Return a fault for each stage whose worker runs several and, with redundancy, each without a second copy."""
         status, spec = self.status, self.facts.spec
         if status is None or spec is None:
             return []

@@ -33,9 +33,9 @@ _CENTS = Decimal("0.0001")
 
 
 def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) -> BambooJobStatus:
-    """Return the status to write. status: the coordinator's; None without one. previous: the last written status.
-
-    Fields that are unknown now keep their previous values. Applied to its own result, the function changes nothing.
+    """Return the status to write, without start_time and workers_created, which `StatusWriter` adds. Unknown fields
+    keep their previous values. Applied to its own result, the function changes nothing.
+    status: the coordinator's; None without one. previous: the last written status.
     """
     known = None if status and status.phase == "Recovering" else status  # then it knows no plan and no worker yet
     held = previous.workers.desired if facts.spec and gives_back(facts.spec) else None

@@ -22,7 +22,7 @@ class StatusFacts:
 
     now: datetime
     generation: int
-    spec: JobSpec | None  # the spec in force; None if there never was a valid one
+    spec: JobSpec | None  # the spec in force; None until the job's reconciler finds a valid one
     problems: tuple[str, ...] = ()  # errors of the newest manifest
     refused: str = ""  # changes of the manifest that a running job does not follow
     deleted: bool = False  # the job is being deleted, and its workers stop
@@ -32,14 +32,14 @@ class StatusFacts:
     # the status before the present coordinator; its counts are added to the coordinator's
     earlier: BambooJobStatus = field(default_factory=BambooJobStatus)
     pods: Mapping[str, int] = field(default_factory=dict)  # number of living pods by pool
-    paid: Mapping[str, int] | None = None  # number of pods with a node by pool; None: not counted yet, `pods` holds
+    paid: Mapping[str, int] | None = None  # number of pods with a node by pool; None before the first count
     startup_problems: tuple[StartupProblem, ...] = ()  # why some workers do not start
-    cost: Decimal = Decimal(0)  # counted by all operators
+    cost: Decimal = Decimal(0)  # the job's cost so far, also under earlier operators
     counted_until: datetime | None = None  # time up to which cost is counted; None if it never was
     finish: Finish | None = None
     plan: str | None = None  # the plan record to keep
     rollout: RolloutRecord | None = None  # None if not known yet
-    unmanaged: str = ""  # a sentence why the job's queue has no effect
+    unmanaged: str = ""  # why the job's queue has no effect, as a sentence
 
     @property
     def pools(self) -> tuple[NodePool, ...]:
@@ -67,7 +67,7 @@ class StatusFacts:
 class OperatedJob:
     """A job as its operator knows it, for its page and its metrics.
 
-    view: the spec in force (the newest one if none was ever valid), the last written and the coordinator's status.
+    view: the spec in force (else the newest, as far as it is valid), the last written and the coordinator's status.
     """
 
     view: JobView

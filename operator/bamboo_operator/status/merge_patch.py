@@ -8,7 +8,7 @@ Json = Mapping[str, Any]
 
 def merge_patch(new: Json, before: Json) -> dict[str, Any]:
     """Return the JSON merge patch that turns any object that has no fields but those of `before` into `new`. Neither
-    contains None.
+    `before` nor `new` may contain None.
     """
     patch: dict[str, Any] = dict.fromkeys(before.keys() - new.keys())
     for key, value in new.items():

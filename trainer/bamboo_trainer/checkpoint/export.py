@@ -28,7 +28,7 @@ from bamboo_trainer.models.huggingface_files import COMPANIONS, GENERATION, SING
 
 
 def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Return each stored tensor once, under its first name in the whole model; transformers ties the others on loading.
+    """Return each tensor of the whole model once, under its first name; transformers ties its other names on loading.
 
     Raises ExportError for a task whose layers do not come from a split module.
     """

@@ -172,7 +172,7 @@ def open_weights(spec: InitialSpec, *, of_module: bool) -> tuple[StateSource, Se
 
 def _files(path: Path) -> TensorFiles | None:
     """Return the files of weights at a path; None for checkpoints or unknown content. Raises ValueError if the path
-    does not exist, or the weights are in its subfolder `weights`.
+    does not exist, the folder's file or index is invalid, or the weights are in its subfolder `weights`.
     """
     if not path.exists():
         raise ValueError(f"there is no {path}")
@@ -274,7 +274,7 @@ def _wanted(task: Task, layers: Sequence[list[WantedTensor]], split: bool) -> li
 
 
 def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], source: StateSource) -> nn.Module:
-    """Build a layer and copy the weights into it, unless only shapes are wanted. Raises TaskError if that fails."""
+    """Build a layer and copy the weights into it, unless only shapes are wanted. Raises TaskError if the copy fails."""
     layer = factory()
     if not values_wanted():
         return layer

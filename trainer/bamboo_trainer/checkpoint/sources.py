@@ -112,8 +112,8 @@ def under_module_names(source: StateSource, entries: Sequence[StateEntry]) -> tu
     """Return the entries of a module split by `from_module` under the names of that module's own `state_dict`; the
     entries of any other task unchanged.
 
-    A tied tensor, which is in several layers, appears once. Only such tensors are read, to compare them. Raises
-    StorageError.
+    A tied tensor, which is in several layers, appears once. Tensors are read only if one name is stored more than once,
+    to compare their bits. Raises StorageError.
     """
     groups: dict[str, list[StateEntry]] = {}
     for entry in entries:

@@ -15,7 +15,7 @@ from bamboo_trainer.training import TrainingConfig, loss_unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPolicy:
-    """The policy that skips steps whose loss or gradient is NaN or infinite.
+    """The policy for steps whose loss or gradient is NaN or infinite: skip or apply them.
 
     skips: skip all such steps. scales: losses are scaled (fp16), so the scale alone may have made the gradient
     infinite. loss_unit: the number by which summed losses are divided before their backward.
@@ -65,7 +65,7 @@ class CommitLog:
         self._ready: dict[int, dict[Cell, tuple[Ready, set[WorkerId]]]] = {}  # with the workers that have reported it
 
     def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
-        """Record a worker's report of a cell's finished, uncommitted step. Of equal reports, keep one."""
+        """Record a worker's report of a cell's step unless the step is committed. Of equal reports, keep the first."""
         if step not in self.commits:
             self._ready.setdefault(step, {}).setdefault(report.cell, (report, set()))[1].add(worker)
 
@@ -104,7 +104,7 @@ class CommitLog:
         return sorted(self.commits.items())[-2:]
 
     def decide(self, step: int, stages: int, layout: Layout, generation: int, epoch: int) -> Commit | None:
-        """Combine the reports of a step's cells into its commit, as any worker would; None until all have reported."""
+        """Combine the reports of a step's cells into its commit, equal on any worker; None until all have reported."""
         reports = self._ready.get(step, {})
         cells = layout.cells(stages)
         if any(cell not in reports for cell in cells):

@@ -107,9 +107,9 @@ class Committer:
         return waits and all(self.log.has_reported(step, cell, self._plan.owner(cell)) for cell in cells)
 
     def _with_common_state(self, commit: Commit) -> Commit:
-        """Return the commit, marked as skipped if the policy says so, with the common state after its step (if stage 0
-        is here; see `CommonState`). If a decision or the evaluation ends training before this step, return only
-        the evaluation and the early stop. All this follows from reports and stage 0, so a new root decides the same.
+        """Return the commit, marked as skipped if the policy says so, with the common state after its step
+        (`CommonState`). If a decision or the evaluation ends training before this step, return a commit with only the
+        evaluation and the early stop. All this follows from reports and stage 0, so a new root decides the same.
         """
         if self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)
@@ -249,8 +249,8 @@ class Committer:
                 self._tell_coordinator(step, commit)
 
     def _introduce(self) -> None:
-        """Send the root the history and evaluations known here, then the newest commits in one frame, so that it never
-        receives only some of them.
+        """Send the root the commits that the history may lack and the evaluations known here, then the newest commits
+        in one frame, so that the root never receives only some of the newest commits.
         """
         root = self._plan.owner(ROOT)
         self._tell_of_the_past([root])

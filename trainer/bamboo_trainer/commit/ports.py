@@ -41,7 +41,7 @@ class History:
         """As the root, record that all other workers have sent their newest commits. May be called more than once."""
 
     def unwritten(self) -> Sequence[Commits]:
-        """Return the commits that may not be written yet, in batches, for a new root or a worker that joins."""
+        """Return the commits that may not be written yet, in batches, to send them to other workers."""
         return ()
 
     def heard(self, commits: Commits) -> None:
@@ -49,7 +49,7 @@ class History:
 
 
 class NoHistory(History):
-    """A history that keeps nothing. missed: called whenever this worker becomes the root, to warn that none is kept."""
+    """A history that keeps nothing. missed: called whenever this worker becomes the root, to warn the user."""
 
     def __init__(self, missed: Callable[[], None] = lambda: None) -> None:
         self._missed, self._leads = missed, False

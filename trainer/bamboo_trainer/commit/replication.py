@@ -1,4 +1,4 @@
-"""Replication of stages: a cell's owner sends state and final gradients to the replicas, and sometimes waits for these.
+"""Replication of stages: a cell's owner sends replicas state and final gradients, and sometimes waits for a replica.
 `RepeatedSteps` asks for the frames that an owner lacks when it repeats a committed step.
 """
 
@@ -189,7 +189,7 @@ class Replicator:
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
         """Record the version that a replica announced, and send the state or gradients that it lacks. Once the replica
-        is level, tell the coordinator. epoch: of the plan that the replica obeys; ignored if older than the record.
+        is level, tell the coordinator. epoch: of the plan that the replica obeys; if older than the record, do nothing.
         """
         progress, held = self.progress[cell, replica], self._states.here(cell.stage)
         if epoch < progress.epoch:
@@ -372,7 +372,7 @@ class RepeatedSteps:
         self._questions.clear()
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
-        """Answer an owner that repeats a step: send newer state or final gradients if here, logged frames, `since`."""
+        """Send an owner that repeats a step any newer state or final gradients, logged frames, `since` (see `look`)."""
         self._asked[cell] = max(step, self._asked.get(cell, -1))
         number = cell.stage
         if number in self._states and self._states.version(number) > step:

@@ -206,7 +206,7 @@ class TextDataset:
 
 
 class TensorDataset:
-    """A dataset of tensors in memory. Dimension 0 counts the samples. Raises ValueError if its sizes differ."""
+    """A dataset of tensors in memory. Dimension 0 counts the samples. Raises ValueError if tensors' counts differ."""
 
     def __init__(self, inputs: Parts, targets: Parts) -> None:
         lengths = {len(part) for part in (*inputs, *targets)}

@@ -11,7 +11,7 @@ from bamboo_core.storage.object_store import ObjectFiles, RemoteEntry, open_stor
 from bamboo_core.storage.url import parse_url
 
 SUFFIX: Final = ".tokens"
-BLOCK: Final = 64 << 10  # bytes; a little more than a sample needs
+BLOCK: Final = 64 << 10  # bytes; more than most samples need
 REMEMBERED: Final = 64 << 20  # bytes of blocks that a process keeps in memory
 LIMITS: Final = StoreLimits(seconds=30.0, tries=8, pause=1.0)  # about two minutes of errors, six of silence
 

@@ -209,7 +209,7 @@ def _require_tokens(tokens: int) -> None:
 
 
 def _encoded(texts: Texts, encoder: Encoder, progress: Progress) -> Iterator[Any]:
-    """Yield the token ids of each document, in batches for the tokenizer. Raises ValueError."""
+    """Yield the token ids of each document; the encoder gets documents in batches. Raises ValueError."""
     total = sum(file.stat().st_size for file in texts.files)
     documents = texts.documents()
     while batch := _batch(documents):

@@ -96,8 +96,8 @@ class CellStep:
     portions: the cell's portions, if other workers share its microbatches. is_portion: this step is only one portion,
     and the cell's owner may be another worker. kept: the first microbatch not in the sums sent to the cell's keeper.
 
-    passed: receiver and address of each frame sent with other workers' sums, and of each SUMMED frame. again: the work
-    on each microbatch that runs only for neighbouring stages, because its gradient is in the sum already.
+    passed: receiver and address of each KEPT_SUM frame passed on to the keeper, and of each SUMMED frame. again: the
+    work on each microbatch that runs only for neighbouring stages, because its gradient is in the sum already.
     """
 
     cell: Cell

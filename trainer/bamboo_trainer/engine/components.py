@@ -314,7 +314,7 @@ class Components:
     def _report_or_send(self) -> None:
         """Report a step if a report is ready; otherwise send a replica the oldest queued final gradients, before the
         optimizer's step overwrites them. Reports go first because copying gradients is slow. A report that has to wait
-        until a replica has its gradients is not ready.
+        until a replica has the step's gradients is not ready.
         """
         reporting = self.executor.next_ready(only=ReportReady)
         if reporting:

@@ -90,7 +90,7 @@ class StateChecks:
         self._coordinator.tell(current)
 
     def _is_due(self, version: int) -> bool:
-        """Return whether all holders check this version: at intervals, the last state, and each checkpoint's."""
+        """Return whether all holders check this version: if `is_due`, the last one, or a checkpoint's."""
         due = is_due(version) or version in (self._steps, self._log.end)
         return due or self._is_of_checkpoint(version)
 
@@ -372,7 +372,7 @@ def compute_again(
 
 
 def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:
-    """Describe the first result in which two unequal checks differ: the last result, if all before it are equal."""
+    """Describe the first result in which two unequal checks differ. stage: names its layers."""
     layers = range(stage.values.first, stage.values.end)
     whole = f"layers {layers[0]} to {layers[-1]}"
     if one.data != other.data:

@@ -195,7 +195,7 @@ class DividedEngine(Engine):
         super().keep_last_state(msgspec.structs.replace(wanted, writers=self._writers(wanted.writers)))
 
     def _writers(self, writers: Writers) -> Writers:
-        """Return each device stage's writers (`Folding.unfolded_writers`); () while this worker has no states."""
+        """Return each device stage's writers (`Folding.unfolded_writers`); () while no plan is in force here."""
         if self.components is None:
             return ()
         return self._folding.unfolded_writers(writers, self.components.plan.current.stages)

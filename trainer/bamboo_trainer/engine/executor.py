@@ -187,7 +187,7 @@ class Executor:
         return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == number]
 
     def active(self) -> tuple[CellStep, ...]:
-        """Return the steps of the only stage that runs here, one per device; none if several run, or after the end."""
+        """Return the steps of the only cell that runs here, one per device; none if several run, or after the end."""
         cell_steps = [cell_step for cell_step in self.cells.values() if cell_step.program]
         if len(cell_steps) > 1 and not self._plan.are_parts(one.cell for one in cell_steps):
             return ()
@@ -205,7 +205,7 @@ class Executor:
         return ready[0] if ready else None
 
     def look_again(self) -> None:
-        """Forget which steps may run, after any change but the arrival of a boundary tensor."""
+        """Forget which steps may run, after a change that may affect this."""
         self._runnable = None
 
     def _may_run(self, cell_step: CellStep) -> bool:

@@ -107,7 +107,7 @@ class Instructions:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, step, m, EVALUATED), outputs)
 
     def _coming(self, cell_step: CellStep) -> Iterator[tuple[int, int]]:
-        """Yield step and microbatch of later forwards, unless a plan changes them, to read their data ahead."""
+        """Yield step and microbatch of each forward expected next, to read data ahead; a plan may change them."""
         assert cell_step.layout is not None
         for instruction in islice(cell_step.program, cell_step.done + 1, None):
             if isinstance(instruction, Forward):

@@ -3,7 +3,7 @@
 A checkpoint's copies are made piece by piece while the worker waits for others in the next step. Training waits only
 for tensors that a forward may change, copied first, and for pieces left when the state is about to change. The copies
 are held, if memory suffices, until their checkpoint is given up or a newer one is complete. A cut's copies are made at
-once, and held until the layers are split anew. Stages are restored from copies held here.
+once, and held until the first step with the new split is committed. Stages are restored from copies held here.
 
 When all workers begin anew with the state of a cut or a checkpoint, `LayerExchange` requests layers that are missing
 here from workers that hold copies, and answers such requests. Each layer of a cut is at some worker. A layer of a
@@ -95,12 +95,12 @@ class LayerCopies:
         if mark is None:
             return
         state = CheckpointId(step=values.version, id=mark.id)
-        self.finish(stage)  # of a state that was given up meanwhile: nothing changes it
+        self.finish(stage)  # copies of an earlier state that this worker dropped may be unfinished
         if stage < len(mark.writers):
             self._begin(stage, values, state, share(mark.writers[stage], self._worker, plan.stages[stage]))
 
     def keep_last(self, wanted: KeepLastState, states: StageStates, plan: Plan) -> bool:
-        """Start to copy this worker's part of the state after the last step, once; return False if it is incomplete."""
+        """Start once to copy this worker's part of the state after the last step; return False if it is not here."""
         if wanted.checkpoint == self._last:
             return True
         mine = [stage for stage, named in enumerate(wanted.writers) if self._worker in named]

@@ -3,8 +3,8 @@
 `PortionSteps` begins and ends portions, exchanges their sums, and makes frames that neighbouring stages lack.
 
 `KeptSums` holds gradient sums of finished groups of microbatches. An owner sends them, except the last group's, to
-another worker, the cell's keeper, if there is one; sending takes at most half of the time (`Pace`). After a loss, the
-cell's next owner gets these sums and continues after their microbatches.
+another worker, the cell's keeper, if there is one, as often as `Pace` allows. After a loss, the cell's next owner gets
+these sums and continues after their microbatches.
 """
 
 from collections.abc import Container, Iterator, Mapping, Set
@@ -23,7 +23,7 @@ from bamboo_trainer.transport.wire import Lane
 
 
 class KeptSums:
-    """Frames of gradient sums kept for cells' next owners: each cell's newest step only. No sum is part of another."""
+    """Frames of gradient sums for cells' owners or next owners, of each cell's newest step. No sum includes another."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, list[Frame]] = {}
@@ -61,13 +61,13 @@ def _is_part(one: Address, other: Address) -> bool:
 
 
 class Pace:
-    """The pace of sending sums: none while one is in transit, then none for as many microbatches as that took."""
+    """The pace of sending sums: none while one is in transit, then none for as many calls of `allows` as that took."""
 
     def __init__(self) -> None:
         self._rests = 0
 
     def allows(self, *, is_sending: bool) -> bool:
-        """Return whether to send a sum now; call after each microbatch. is_sending: an earlier sum is in transit."""
+        """Return whether to send a sum now; call after each microbatch if one waits. is_sending: one is in transit."""
         if is_sending:
             self._rests += 1
             return False
@@ -96,7 +96,7 @@ class PortionSteps:
         self._awaited: dict[Cell, tuple[int, WorkerId]] = {}
         self._gives: dict[Cell, int] = {}  # cells whose sums it gives to the new owner, and in which step
         self._wanted: dict[tuple[Cell, int], tuple[int, int]] = {}  # see `_want`
-        self._asks: dict[Cell, int] = {}  # owned cells that ask when they begin the step within which the plan came
+        self._asks: dict[Cell, int] = {}  # by owned cell: the step in which to ask its neighbours for frames
         self._summed: set[tuple[Cell, int, Range]] = set()  # portions whose sum the owner has, by cell and step
         self._early: dict[Address, Frame] = {}  # boundary tensors of portions that have not begun
 

@@ -71,7 +71,7 @@ class _Stage:
 
 
 class StageTimer:
-    """The times of stages, measured in the engine's thread; any one thread may call `due`.
+    """The times of stages, measured in the engine's thread. Only one thread may call `due`; any may call `owned`.
 
     now: the clock, in seconds, which should not count waiting for a processor.
     """
@@ -94,7 +94,7 @@ class StageTimer:
         return tuple(self._ranges)
 
     def hold(self, stages: set[int]) -> None:
-        """Drop stages other than these, which are held here from now on."""
+        """Drop the times of stages other than these, which this worker holds from now on."""
         for index in self._stages.keys() - stages:
             del self._stages[index]
         self._asked = True

@@ -72,7 +72,7 @@ class LayerSize:
     """The size of a layer.
 
     parameters: number of elements. tied: number of these that an earlier layer also counts. casts: bytes of parameters
-    cast by autocast, shared by all microbatches; 0 if a layer is checkpointed. inputs: bytes per microbatch.
+    cast by autocast, shared by all microbatches; 0 if the task has checkpointed layers. inputs: bytes per microbatch.
     """
 
     parameters: int
@@ -84,9 +84,9 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByKind:
-    """A device's memory at its peak, and the host memory for it, in bytes. Each byte counts once, in its first kind."""
+    """A device's memory at its peak, and the host memory for it, in bytes. A byte of two kinds counts for the first."""
 
-    # parameters, optimizer: of the worker's own stages, including frozen values and buffers
+    # parameters, optimizer: of the stages that the worker runs, with frozen values, buffers and autocast's copies
     parameters: int
     optimizer: int
     replica: int  # the same of its replicas
@@ -101,7 +101,7 @@ class MemoryByKind:
 
 
 def measure(task: Task, spec: JobSpec) -> tuple[LayerSize, ...]:
-    """Return each layer's size. Raises TaskError for a layer, loss or optimizer that cannot be used."""
+    """Return each layer's size. Raises TaskError for data, a layer, a loss or an optimizer that cannot be used."""
     inputs, targets = first_batch(task, spec.training.micro_batch_size)
     return look(task, inputs, partial(_size, TrainingConfig.of(spec.training), targets))
 

@@ -106,7 +106,7 @@ class AtOnce:
 
 
 class _All:
-    """A copy of tensors from several devices. copies: one per device. places: each tensor's index in `copies`."""
+    """A copy of tensors from several devices. copies: one per device. places: the index in `copies`, by tensor."""
 
     def __init__(self, copies: Sequence[Copy], places: Sequence[int]) -> None:
         self._copies, self._places = copies, places

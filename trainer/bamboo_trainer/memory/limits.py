@@ -1,8 +1,8 @@
 """Memory limits: how much memory the host and the GPUs of a worker have, and how much of it is in use.
 
 `host_memory` reads the limits and the use of this process's control groups, of both versions: its own group and all
-visible groups above it, which in a container are usually the container's own. The kernel kills a process that exceeds
-them.
+visible groups above it, which in a container are usually the container's own. The kernel kills processes of a group
+that exceeds its limit.
 """
 
 import os

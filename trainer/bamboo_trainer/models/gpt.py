@@ -1,4 +1,4 @@
-"""A small byte-level GPT, by default on Python's own source code: `bamboo_trainer.models.gpt:build`."""
+"""A small byte-level GPT, trained by default on Python's own source code: `bamboo_trainer.models.gpt:build`."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

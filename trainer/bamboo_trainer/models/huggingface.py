@@ -101,11 +101,11 @@ class BalancedExperts:
 
 
 def balanced_experts(model: nn.Module, coefficient: float | None, *, masked: bool) -> BalancedExperts | None:
-    """Return the load-balancing loss of a model's experts (MoE); None without a coefficient.
+    """Return the load-balancing loss of a model's experts (MoE); None if there is no coefficient, or it is 0.
 
-    coefficient: factor of the loss; None: the model's, if its config has `output_router_logits: true`; 0: no loss.
-    masked: the data have a mask. Raises ValueError for a model without such a loss, for one whose loss differs from
-    `BalancedExperts`, and if `output_router_logits` is true and the model has no coefficient.
+    coefficient: factor of the loss; None: the model's, if its config has `output_router_logits: true`. masked: the data
+    have a mask. Raises ValueError if `output_router_logits` is true and there is no coefficient, or if there is one and
+    the model has no such loss, or a loss that differs from `BalancedExperts`.
     """
     config: Any = model.config
     if coefficient is None and getattr(config, "output_router_logits", False):
@@ -146,7 +146,7 @@ PACKS: Final = frozenset(  # models tested to keep documents of a sequence apart
     {"gpt2", "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma3_text", "jetmoe"}
 )
 _POSITIONS: Final = re.compile(r"wpe|(?!.*relative).*position.*")  # names of models' tables of positions
-_NO_TABLE: Final = {  # the limit's key in configs of models without such a table, which cannot continue after its end
+_NO_TABLE: Final = {  # the key of the limit, for models that have no such table, but still have a largest length
     **dict.fromkeys(("codegen", "ctrl", "gptj"), "max_position_embeddings"),
     "mpt": "max_seq_len",
 }
@@ -187,7 +187,7 @@ class NamedModel:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
-        """Parse a task's config, fetch a model on the Hub if needed, and load the model's config. Raises ValueError."""
+        """Parse a task's config, fetch the model from the Hub if needed, and load its config. Raises ValueError."""
         settings = read_settings(config)
         published = published_config(settings)
         return cls(settings=settings, config=published, objective=settings.objective or objective_of(published))
@@ -434,7 +434,7 @@ def _masks_made(padded: bool) -> Iterator[None]:
     creates an attention mask.
 
     padded: the data have a mask. If so, attention uses it even if it is all ones; if not, attention ignores the mask of
-    ones from `_logits`. Recurrent layers use either mask, [samples, length]. The result is the same.
+    ones from `_logits`. Recurrent layers use either mask, [samples, length]. The patch does not change results.
     """
     masking_utils: Any = importlib.import_module("transformers.masking_utils")
     functions, is_tracing = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, masking_utils.is_tracing

@@ -4,9 +4,9 @@
 the header of the single file, or the index, and then each tensor when it is needed.
 
 `model_folder` returns the folder of a model by its id on the Hub. The model is pinned to a commit, since a branch may
-change before another worker joins. The workers of a node share the Hub's cache (HF_HOME), in which a commit is looked
-up without a network. A child process fetches missing files: it obeys the environment's HF_HUB_OFFLINE, uses HF_TOKEN,
-and ends with the worker.
+change before another worker joins. Workers with the same HF_HOME folder share the Hub's cache, in which a commit is
+looked up without a network. A child process fetches missing files: it obeys the environment's HF_HUB_OFFLINE, uses
+HF_TOKEN, and ends with the worker.
 """
 
 import json
@@ -32,8 +32,8 @@ _OLDER: Final = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "La
 
 
 class PublishedWeights:
-    """The safetensors weights in a published folder. Raises ValueError, a sentence for the user, for an incomplete
-    folder.
+    """The safetensors weights in a published folder. Raises ValueError, a sentence for the user, if a file or the index
+    is missing or invalid.
     """
 
     def __init__(self, folder: Path) -> None:

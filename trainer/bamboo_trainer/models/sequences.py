@@ -22,7 +22,7 @@ Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its con
 IGNORED: Final = -100  # a target that does not count
 MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
 MADE_UP: Final = "random"
-HELD_OUT: Final = 1 << 40  # the first seed of made-up data for an evaluation
+HELD_OUT: Final = 1 << 40  # the seed of made-up data for an evaluation
 TRAINING: Final[dict[str, Any]] = {"learningRate": 1e-3, "warmupSteps": 0, "weightDecay": 0.0, "checkpoint": False}
 KINDS_WITH_LENGTH: Final = (MADE_UP, "tokens", "text", "chats")
 

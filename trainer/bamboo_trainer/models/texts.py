@@ -182,7 +182,7 @@ class ChatTemplate:
 
 
 class _Unstable(ValueError):
-    """Raised if the template renders the beginning of a conversation differently when more messages follow."""
+    """Error: more messages change how the template renders earlier ones, or an answer lacks the generation prompt."""
 
 
 def _conversations(path: Path) -> Iterator[tuple[str, list[Any]]]:

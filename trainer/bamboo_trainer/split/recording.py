@@ -113,7 +113,7 @@ _ATTENTION: Final[tuple[Callable[[], bool], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """Autocast and gradient mode around a block's call, where they differ from those around the model's call."""
+    """The autocast and the gradient mode that the model's forward sets around a block's call."""
 
     # device type, whether autocast is on for it, and its dtype
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
@@ -172,8 +172,8 @@ def around(settings: CallSettings) -> Iterator[None]:
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
-"""A tensor of the forward: ("input", 0, n), ("call", i, n) and ("out", i, n), the n-th that block i gets and returns,
-or ("made", position, RESULTS * f + n), the n-th result of the f-th function called there."""
+"""A tensor of the forward: ("input", 0, n), the model's n-th input; ("call", i, n) or ("out", i, n), the n-th tensor
+that block i gets or returns; ("made", position, RESULTS * f + n), the n-th result of the f-th function called there."""
 
 Shape = tuple[int, ...]
 _LOST: Final[Key] = ("lost", 0, 0)
@@ -231,7 +231,7 @@ class Recording:
     result: Form
     result_keys: tuple[Key, ...]
     boundaries: tuple[tuple[Key, ...], ...]  # by position, the tensors that later positions need, in order
-    own_code: frozenset[int]  # positions that run the model's own code in addition to a block
+    own_code: frozenset[int]  # positions that run code of the model's forward, and not only a block
     gradients: frozenset[Key]  # tensors that require a gradient
     complex: frozenset[Key]  # complex tensors, which cross as pairs of real ones
     written: frozenset[tuple[int, Key]]  # tensors of earlier positions that a position writes to
@@ -473,7 +473,7 @@ class _Recorder(TorchFunctionMode):
         return key
 
     def _written_to(self, tensor: Tensor) -> None:
-        """Record that the model writes to a tensor between its blocks. A position has separate copies of tensors from
+        """Record that the model writes to a tensor outside its blocks. A position has separate copies of tensors from
         earlier positions, so a write would not reach tensors that share memory in the model: `_lose` forbids their use.
         """
         sharing = self._sharing(tensor)

@@ -1,9 +1,9 @@
 """Layers compiled by torch.compile, each separately: the required toolchain, and compiling ahead of time.
 
-A compiled layer's code must not depend on the model's split, nor its bits on what a worker has run before. So each
+A compiled layer's code must not depend on the model's split, nor its results on what a worker has run before. So each
 layer is one graph for exactly the shapes and dtypes of its inputs (no dynamic shapes), always with the graph for the
 backward. Evaluations run eagerly, as do the layers that `_left` names; any other layer that cannot be compiled this way
-ends the job with its name. Workers compare everything that decides the generated code (`bamboo_core.control.platform`).
+fails the job. Workers compare everything that decides the generated code (`bamboo_core.control.platform`).
 """
 
 import functools
@@ -42,7 +42,7 @@ class CompilerUnavailable(ValueError):
 class Toolchain:
     """The compilers that torch.compile needs: C++, and Triton for a GPU."""
 
-    version: str  # the compiler's version, "" if a requirement is missing
+    version: str  # the compilers' versions, "" if a requirement is missing
     lacks: str = ""  # the missing requirement, in words
 
 
@@ -157,7 +157,7 @@ class CompiledLayers:
     def compile_ahead(
         self, forms: Mapping[int, tuple[InputForm, ...]], device: torch.device, call: Callable[..., Any]
     ) -> None:
-        """Compile layers and backwards ahead, by running them on zeros of these forms. call: runs (number, inputs).
+        """Compile layers and their backwards ahead, by forwards on zeros of these forms. call: runs (number, inputs).
 
         A layer that raises for zeros is compiled in its first forward. Raises TaskError if one cannot be compiled.
         """

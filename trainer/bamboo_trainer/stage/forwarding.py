@@ -44,7 +44,7 @@ Metrics = dict[str, Sum]
 class Forwarding:
     """A forward in progress.
 
-    parts: outputs of the newest layer; at first the stage's inputs (`leaves`), at the end its outputs, or the loss.
+    parts: outputs of the layer that ran last; at first the stage's inputs (`leaves`), at the end its outputs or loss.
     """
 
     step: int
@@ -53,7 +53,7 @@ class Forwarding:
     parts: Parts
     layer: int  # the next one
     end: int
-    targets: Parts | None = None  # if they were read with the inputs
+    targets: Parts | None = None  # on the model's last stage, once they are read
     capture: Capture = field(default_factory=Capture)  # losses and contributions of the layers
     weight: float | None = None  # of the loss, if it is a sum
     metrics: Metrics = field(default_factory=dict)

@@ -96,9 +96,9 @@ class WeightGradients:
 def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightGradients | None:
     """Run the first part of a backward, which computes `leaf.grad` of the inputs; return the postponed second part.
 
-    Return None, with nothing run, if the backward cannot be split: there is nothing to split; a custom autograd
-    function, which may do anything, is on the way to the inputs; or a parameter is reached from outside that way, from
-    an operation that computes all gradients at once, or from several that lead to each other or different parameters.
+    Return None, with nothing run, if the backward cannot be split: nothing to split; a custom autograd function, which
+    may do anything, on the way to the inputs; or a parameter reached from outside that way, from an operation that
+    computes all gradients at once, or from several of which one leads to another or to a parameter that not all reach.
     """
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     frontier = _frontier([end.node for end, _ in ends], inputs) if inputs else None
@@ -293,7 +293,7 @@ class GradientSum:
 
     @property
     def alone(self) -> Tensor | None:
-        """The gradient of the first microbatch, until another is added to it; None before and afterwards."""
+        """The gradient of the first microbatch, as long as no other microbatch has been added; else None."""
         if self._added != 1:
             return None
         return self._done[0][1] if self._done else self._current
@@ -352,7 +352,7 @@ class GradientSum:
         return tuple(nodes)
 
     def of(self, node: SumNode, bucket: int) -> Tensor:
-        """Return the sum of one of `nodes`, which is finished, in a bucket at least."""
+        """Return the sum of one of `nodes`, perhaps complete only within this bucket."""
         return dict(self._done if node.end <= self._group else self.nodes(bucket))[node]
 
     def total(self) -> Tensor:

@@ -57,8 +57,8 @@ class LayerState:
         )
 
     def payload(self, *, checkpoint: CheckpointId | None = None, filling: ReplicaStart | None = None) -> LayerPayload:
-        """Return the payload for a frame with this state's tensors. checkpoint: set if a worker requested its layers.
-        filling: set for a new replica.
+        """Return the payload for a frame with this state's tensors. checkpoint: set if a worker has requested layers of
+        that checkpoint. filling: set if the whole stage is sent to a replica.
         """
         return LayerPayload(
             tensors=tuple(self.tensors),
@@ -199,9 +199,9 @@ PIECE_BYTES: Final = 16 << 20  # a few milliseconds
 
 
 class LateCopies:
-    """Copies of layers' states in progress. The state must not change until they are done.
+    """Copies of layers' states, made piece by piece. Parameters and the optimizer's state must not change until `done`.
 
-    layers: the states, complete when done. KINDS: name prefixes of the tensors that are copied piece by piece.
+    layers: the states, complete when `done`. KINDS: name prefixes of the tensors that are copied piece by piece.
     """
 
     KINDS: Final = ("parameter:", "state:")

@@ -1,11 +1,11 @@
-"""The state of a stage's optimizer, by name; where possible, known before the first step.
+"""The state of a stage's optimizer, by name. For Adam and some others, Bamboo creates it before the first step.
 
 `GroupNumbers` are numbers in an optimizer's parameter groups that it changes from step to step, such as a count of
 steps. They belong to the state like the optimizer's tensors. They are saved with each parameter, so that a stage of
 another split can restore them; a group whose parameters then have different numbers is refused, because the optimizer
-depends on the split. The task sets the learning rate and other scheduled values at every step. Whether torch's fused
-kernel does the steps, where the task leaves that open, is such a number, too: a state without it comes from a release
-of Bamboo that left the choice to torch, and continues with the bits of the kernel that torch chooses.
+depends on the split. The learning rate and other scheduled values are no such numbers: the task sets them at each step.
+Whether torch's fused kernel does the steps, where the task leaves that open, is such a number: a state without it comes
+from a release of Bamboo that left the choice to torch, and continues with the bits of the kernel that torch chooses.
 
 `OptimizerTrial` checks that a rebuilt optimizer, over fewer parameters, comes to the same bits as the real one. Each
 stage has an optimizer over its own parameters. A worker that takes a stage over, or starts from a checkpoint, builds
@@ -86,7 +86,7 @@ class GroupNumbers:
         return [numbers or {} for numbers in wanted]
 
     def set(self, wanted: Sequence[Mapping[str, Scalar]]) -> None:
-        """Set each group's numbers; reset other keys that have no schedule. Drop "fused" if the task names a kernel."""
+        """Set each group's numbers, without "fused" if the task chooses the kernel; reset other keys not scheduled."""
         for group, first, numbers in zip(self._groups, self._first, wanted, strict=True):
             for key in group.keys() - self._others - first.keys():
                 del group[key]
@@ -111,7 +111,7 @@ logger = logging.getLogger(__name__)
 
 
 def tried(slots: Sequence[Slot], version: int) -> list[Slot]:
-    """Return slots of one layer, selected by `version`, with at most MOST elements in all; perhaps none."""
+    """Return slots of the layer that `version` selects, with at most MOST elements in all; perhaps none."""
     layers = list(dict.fromkeys(_layer(slot) for slot in slots))
     chosen, size = list[Slot](), 0
     for slot in slots:
@@ -199,8 +199,8 @@ class OptimizerState:
     task's decisions keep unchanged. unscale: the inverse of the loss scale, a power of two: multiplying by it is exact,
     except for numbers too small for fp32.
 
-    fixed: names and shapes are known from the start, and equal at every version; otherwise the state first appears with
-    the first step.
+    fixed: names and shapes are known from the start, and equal at every version; otherwise a parameter's state appears
+    with the first step that uses the parameter.
     """
 
     def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
@@ -237,7 +237,7 @@ class OptimizerState:
         self._scheduled.factor = decided.learning_rate if decided else 1.0
 
     def _values(self) -> Iterator[tuple[str, Any]]:
-        """Yield the state's tensors, not copied, and numbers, by name and in fixed order."""
+        """Yield all values of the state, tensors not copied, by name and in fixed order."""
         for slot in self._slots:
             # `get`, because reading a missing entry would create one, which some optimizers take for a state.
             state = self._state.get(slot.parameter, {})
@@ -285,7 +285,7 @@ class OptimizerState:
         self._groups.checked(self._group_numbers(scalars))
 
     def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
-        """Replace all tensors by copies of these; for a state that is not fixed."""
+        """Replace the whole state by copies of these tensors, without numbers; for a state that is not `fixed`."""
         for slot in self._slots:
             prefix, of = state_of(slot.name), slot.parameter
             state = {
@@ -298,7 +298,7 @@ class OptimizerState:
                 self._state[slot.parameter] = state
 
     def _place_counts(self) -> None:
-        """Put scalar state tensors on the parameter's device in fused or capturable groups, else on the host."""
+        """Put scalar state (of a scalar parameter, "step" only) on the device if fused or capturable, else the host."""
         for group in [] if self._optimizer is None else self._optimizer.param_groups:
             on_device = group.get("fused") or group.get("capturable")
             for parameter in group["params"]:
@@ -357,7 +357,7 @@ def state_of(slot: str) -> str:
 
 
 def parted(name: str) -> tuple[str, str]:
-    """Split a name into slot's name and key; two empty texts if it does not name an optimizer's state."""
+    """Split a name into its slot's name and its key; two empty texts if it does not name an optimizer's state."""
     kind, _, place = name.partition(":")
     slot, _, key = place.rpartition(":")
     return (slot, key) if kind == "state" else ("", "")

@@ -233,7 +233,7 @@ class FlatParameters:
 
     A tied parameter has one place in `flat`. Each layer that uses it has a parameter of its own, with the same memory,
     and a place of its own in the gradient: the slot for the first layer, places after all slots for others. So a
-    gradient has `gradient_size` elements until these are summed (`TiedSegment`), then `size`.
+    gradient has `gradient_size` elements until the layers' gradients are summed (`TiedSegment`), then `size`.
 
     layers: by number; moved to the device. shared: the tied parameters' group and name, by id, from `ties.tie`. uses:
     the place of each tied group's gradient by each layer, in elements. norms: with running statistics, which forwards
@@ -393,7 +393,7 @@ class FlatParameters:
         return (place.parameter for place in self._places)
 
     def objects(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all tensors by name, as `named` does, but a tied parameter once for each layer that uses it."""
+        """Yield all tensors by name, as `named` does, but a trained tied parameter once for each layer that uses it."""
         yield from self.named()
         yield from ((f"parameter:{slot.name}", parameter) for slot, _, parameter in self._others)
 

@@ -169,7 +169,7 @@ class StageStates:
         return sorted(self.by_stage[index].final)
 
     def secured(self, index: int) -> int:
-        """Return the version that a state can reach alone: the next one if `final` has its step, else its own."""
+        """Return the version that a state can reach alone: the next one if its final gradient is here, else its own."""
         state = self.by_stage[index]
         return state.version + (state.version in state.final)
 

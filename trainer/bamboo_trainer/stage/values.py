@@ -3,8 +3,8 @@
 `StageValues` knows no forward, no backward, no peer and no clock. The next version is a pure function of this one and
 of the step's final gradients, so an owner and its replicas come to the same bits.
 
-`FiniteState` checks that an optimizer's step leaves finite numbers: parameters after each step, the rest of the state
-when it is saved or sent, which reads all of it anyway. Without the check, the next step's loss would show the fault,
+`FiniteState` checks the numbers that an optimizer's step leaves: parameters after each step, the optimizer's state when
+it is saved or sent, which reads all of it anyway. Without the check, the next step's loss would show a NaN or infinity,
 as if that step had caused it; after the last step nothing would.
 """
 
@@ -118,7 +118,7 @@ class FiniteState:
 
 
 def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all norms are finite, on any device: an optimizer may keep its step count on the host."""
+    """Return whether all tensors have finite norms, device by device: an optimizer may keep step counts on the host."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device, []).append(tensor)
@@ -350,7 +350,7 @@ class StageValues:
         return layer_state.needed(self.layers, self.parameters)
 
     def restore(self, states: Mapping[int, LayerState]) -> None:
-        """Restore the values from layers' states of any split. Raises ValueError, with no change, if any misfit."""
+        """Restore values from layers' states of any split. Raises ValueError, with no change, if these do not fit."""
         self.version = layer_state.restore(self.layers, self.parameters, self.optimizer, states)
         self._begin_with(states[self.first].common)
         self._finite.forget()
@@ -374,8 +374,8 @@ class StageValues:
         return checksums.digest(self.parameters, self.optimizer, trained | frozen)
 
     def checksums(self) -> dict[str, int]:
-        """Return checksums of the whole state, by each tensor's name in messages; by layer if there are more than
-        MOST_SUMS tensors. All holders of the stage have equal ones. Raises TaskError if a constant has changed.
+        """Return a checksum of each tensor, by its name in messages, or of each layer if tensors exceed MOST_SUMS;
+        and one of the optimizer's numbers. All holders have equal ones. Raises TaskError if a constant has changed.
         """
         self._constants.check(bits=True)
         sums = checksums.checksums(self.parameters, self.optimizer)

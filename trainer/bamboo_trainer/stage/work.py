@@ -54,15 +54,15 @@ class Work:
     contexts: dict[int, tuple[Parts, tuple[Tensor | GradientEdge | None, ...]]] = field(default_factory=dict)
     bucketwise: int | None = None  # the last microbatch, if its backward runs bucket by bucket
     cuts: dict[int, list[Cut]] = field(default_factory=dict)  # microbatch -> where its backward is divided
-    parts: Iterator[BackwardPart] | None = None  # the remaining parts of that backward
+    parts: Iterator[BackwardPart] | None = None  # the remaining parts of the `bucketwise` backward
     postponed: dict[int, WeightGradients] = field(default_factory=dict)  # microbatch -> what its backward has postponed
-    unread: dict[int, Unread] = field(default_factory=dict)  # by microbatch: results for the fields below
+    unread: dict[int, Unread] = field(default_factory=dict)  # microbatch -> for `losses`, `added_values`
     losses: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)  # of the losses, if these are sums
     metrics: dict[int, Metrics] = field(default_factory=dict)
     added: dict[int, list[Tensor]] = field(default_factory=dict)  # losses of layers, with their graphs
     added_values: dict[int, list[tuple[str, float]]] = field(default_factory=dict)
-    statistics: dict[int, NormSums] = field(default_factory=dict)  # microbatch -> for its gradient
+    statistics: dict[int, NormSums] = field(default_factory=dict)  # microbatch -> norms' sums, for its gradient
     evaluated: dict[int, dict[str, Sum]] = field(default_factory=dict)  # of a last stage: by batch and metric
 
     def complete(self, forwarding: Forwarding, *, last: bool) -> None:
@@ -94,7 +94,7 @@ class Work:
         return tuple(value for one in self.unread.values() for value in one.values)
 
     def read(self, scalars: Sequence[Tensor]) -> None:
-        """Record the values of `figures`, read from these tensors; waits for those not in host memory."""
+        """Record the values of `figures`, read from these tensors; wait for those not in host memory."""
         values = iter([float(value) for value in scalars])
         for m, one in self.unread.items():
             if one.added:

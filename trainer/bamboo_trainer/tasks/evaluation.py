@@ -3,9 +3,9 @@
 A metric is a sum and its weight, batch by batch; a state's value is the total of the sums divided by the total of the
 weights, exactly rounded, so it depends neither on the grid nor on which worker computed which batch.
 
-Before a job runs, the trial (`try_measurements`) reports mistakes that would end it at its first evaluation. It runs
-layers forward (see `inspection`). Metrics get the layers' outputs or, if these have no data, zeros of their form; the
-trial then reports only errors that also occur with data.
+Before a job runs, the trial (`try_measurements`) reports mistakes that would end the job at its first step or first
+evaluation. The trial runs layers forward (see `inspection`). Metrics get the layers' outputs or, if these have no data,
+zeros of their form; the trial then reports only errors that also occur with data.
 """
 
 import math
@@ -35,7 +35,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSchedule:
-    """The schedule of evaluations: every `every_steps` steps, and after the last one. batches: number for each."""
+    """The schedule of evaluations: after every `every_steps` steps and after the last step. batches: per evaluation."""
 
     every_steps: int
     batches: int
@@ -80,7 +80,7 @@ def evaluated_samples(evaluation: Evaluation, batch: int, size: int) -> range:
 
 
 def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts, samples: int) -> dict[str, Sum]:
-    """Return the loss and each metric of a batch, with weights; a mean's weight is `samples`. Raises TaskError."""
+    """Return (sum, weight) of a batch's loss and of each metric; a mean's weight is `samples`. Raises TaskError."""
     outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
     with in_task("the loss, in an evaluation,"):
         values: dict[str, object] = {LOSS: task.loss(outputs, targets)}

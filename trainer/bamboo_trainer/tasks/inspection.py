@@ -2,8 +2,8 @@
 
 `look` walks along a task's layers, each on the outputs of the one before, to find their costs, sizes and forms. The
 layers run on tensors without data (torch's FakeTensorMode), which takes no memory and hardly any time, however large
-they are. They run in a child process, because objects that a layer's code keeps, such as a table in a cache, would have
-no data. If a layer cannot run so, as when its control flow depends on values, all run for real, on the CPU.
+they are. They run in a child process: in this one, a table that a layer's code puts into a cache would stay there
+without data. If a layer cannot run so, as when its control flow depends on values, all run for real, on the CPU.
 """
 
 import logging
@@ -122,7 +122,7 @@ def failing_quietly() -> Iterator[None]:
 
 
 logger = logging.getLogger(__name__)
-# (walk, number of a layer, its inputs) -> finding, and the outputs. Inputs may also be tuples of `Parts`.
+# (walk, number of a layer, its inputs) -> finding, and the outputs. Inputs: `Parts`, or a list of them.
 Visit = Callable[["Walk", int, Any], tuple[T, Any]]
 
 
@@ -178,7 +178,7 @@ def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
 
 
 def look_without_data(task: Task, inputs: Any, visit: Visit[T], layers: range) -> tuple[list[T], str]:
-    """Return the findings of the first of these layers, and why the others cannot run without data; "" if all can.
+    """Return the findings of these layers up to the first that cannot run without data, and why not; "" if all can.
 
     inputs: the inputs of the first of these layers, with data.
     """

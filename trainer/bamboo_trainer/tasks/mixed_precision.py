@@ -1,7 +1,7 @@
-"""Mixed precision: `torch.autocast` to bfloat16 or float16, with parameters in fp32 that are cast once a step.
+"""Mixed precision: `torch.autocast` to bfloat16 or float16, which casts parameters in fp32 once a step.
 
 `torch.autocast` forgets its casts at its end, so every microbatch in flight would keep a copy of all weights for its
-backward. Here they stay until a parameter changes. The gradient of a cast is cast back for each microbatch by itself,
+backward. Here casts stay until a parameter changes. A cast's gradient is cast back for each microbatch by itself,
 so the bits are the same; and at once, so that no backward holds the gradients of all casts of a stage in 16 bits.
 
 A checkpointed layer keeps no casts for its backward, so they are forgotten, with all other casts of the stage:
@@ -28,7 +28,7 @@ CAST: Final = "ToCopyBackward0"
 _AT_ONCE: Final = 2**64 - 2  # autograd's own number of LEAF is one more
 _layers: Final = WeakSet[nn.Module]()  # layers whose casts have that number
 
-# Their weights are few, and their kernels want them in fp32 if the input is.
+# Norms have few weights, and their kernels want these in fp32 if the input is in fp32.
 _NORMS: Final = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 

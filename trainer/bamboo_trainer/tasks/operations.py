@@ -97,7 +97,7 @@ class _NoModules(nullcontext[None]):
 class Kernel(NamedTuple):
     """One operation that a device runs separately."""
 
-    number: str  # the format of its products (NUMBERS, or TF32)
+    number: str  # the format of its products: "fp32", TF32, or one of NUMBERS
     flops: int
     bytes: int  # read and written
 

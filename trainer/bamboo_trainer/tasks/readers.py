@@ -57,7 +57,7 @@ class Readers:
     """A pool of processes that read a dataset. If one of them ends, a new pool reads the batches that are missing.
 
     Only the thread that runs torch operations may call `submit` and `result`, which fork processes: if another thread
-    forked, a lock that this thread holds at that moment would stay locked in the child.
+    forked, a lock that the torch thread holds at that moment would stay locked in the child.
     """
 
     def __init__(self, task: Task, wanted: Prefetched) -> None:

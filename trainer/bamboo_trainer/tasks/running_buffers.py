@@ -87,7 +87,7 @@ def intercept(module: nn.Module) -> None:
 
 
 class _LentStatistics:
-    """Hooks around a BatchNorm's or InstanceNorm's forward, which lend it buffers for the batch's statistics."""
+    """Hooks around a BatchNorm's or InstanceNorm's forward, which lend the norm buffers for the batch's statistics."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[dict[str, Tensor | None], float | None] | None] = []
@@ -147,7 +147,7 @@ class RunningNorm:
 
     @property
     def contributes(self) -> bool:
-        """Whether its forward updates the statistics: the norm is in training mode, unlike a frozen BatchNorm."""
+        """Whether a batch counts in the statistics: the norm is in training mode, unlike a frozen BatchNorm."""
         return self.module.training
 
     @property

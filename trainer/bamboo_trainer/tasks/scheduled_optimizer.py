@@ -17,7 +17,7 @@ Value = float | tuple[float, ...]
 RATE: Final = "lr"
 # Keys whose schedules do not change which tensors an optimizer's state has.
 _HARMLESS: Final = frozenset({RATE, "betas", "weight_decay", "eps", "alpha", "rho", "lr_decay", "lambd"})
-# Their steps leave gradients unchanged. SGD's step does not, with foreach and nesterov.
+# Optimizers whose steps leave gradients unchanged. SGD's step changes them with foreach and nesterov.
 _READING: Final = (
     torch.optim.Adam,
     torch.optim.AdamW,
@@ -28,14 +28,14 @@ _READING: Final = (
     torch.optim.RMSprop,
     torch.optim.Adadelta,
 )
-# Their fused kernels compute each number from numbers at its place in that parameter and from the step's count.
-# SGD's takes one flag for all parameters, whether momentum begins.
+# Optimizers whose fused kernels compute each element only from the elements at the same place and the step's count.
+# SGD's kernel takes one flag for all parameters: whether momentum begins.
 _FUSED: Final = (torch.optim.Adam, torch.optim.AdamW)
 
 
 class ScheduledOptimizer:
     """The user's optimizer `inner` with the task's schedules. `inner` is None where there is nothing to train, as on a
-    stage of activation functions only. factor: multiplies the learning rate; a decision of the task sets it, else 1.
+    stage of activation functions only. factor: multiplies the learning rate; 1 unless a decision of the task sets it.
     """
 
     def __init__(self, task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -57,7 +57,7 @@ class ScheduledOptimizer:
 
     @property
     def only_reads(self) -> bool:
-        """Whether a step certainly leaves the gradients unchanged; False if a hook of the task might clip them."""
+        """Whether `inner` certainly leaves the gradients unchanged in a step; False if it is None or has hooks."""
         return self.inner is not None and type(self.inner) in _READING and not _is_hooked(self.inner)
 
     def fuse(self) -> None:
@@ -128,7 +128,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
 
 
 def leaves_kernel_open(group: Mapping[str, Any]) -> bool:
-    """Return whether the task lets torch choose the kernel that updates a parameter group. group: as before `fuse`."""
+    """Return whether the task lets torch choose a parameter group's kernel. group: as it was before `fuse`."""
     choice = (group.get("fused"), group.get("foreach"))
     return choice == (None, None) and not group.get("differentiable") and not group.get("capturable")
 

@@ -10,7 +10,7 @@ import torch
 
 from bamboo_core.text import one_line
 
-OWN: Final = Path(__file__).parents[1]  # of all of Bamboo's code on torch
+OWN: Final = Path(__file__).parents[1]  # the folder of all of Bamboo's code that uses torch
 MODELS: Final = OWN / "models"  # tasks, though they come with Bamboo
 LIBRARIES: Final = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
 PYTHON: Final = Path(sysconfig.get_path("stdlib"))
@@ -50,7 +50,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """Return an error's message in one line. A user's exception may fail to convert to text."""
+    """Return an error's message in one line. If a user's exception fails to convert to text, say so instead."""
     try:
         return one_line(str(error))
     except Exception as failed:

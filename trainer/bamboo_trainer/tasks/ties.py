@@ -54,10 +54,10 @@ def tie(
     apart: bool = False,
 ) -> dict[int, tuple[int, str]]:
     """Make the tied parameters one object per group, with the value of the group's first name. Return each object's
-    group and first name, by the object's id(). Raises TaskError if tied parameters differ in shape or in requires_grad.
+    group and first name, by the object's id(). Raises TaskError if a named parameter is missing, or differs from the
+    group's first one in shape or requires_grad.
 
-    apart: trained parameters become one object per group and layer, with the same value, so that each layer's gradient
-    stays separate.
+    apart: make one object per group and layer for trained parameters, so that each layer's gradient stays separate.
     """
     sources: dict[int, nn.Parameter] = {}
     shared: dict[tuple[int, int | None], nn.Parameter] = {}
@@ -180,7 +180,7 @@ def settled(task: Task, seed: int) -> Task:
         return task
     for group in shared.groups.values():
         logger.info("%s are one parameter, and are tied", " and ".join(group))
-    # Layers whose factories return objects that they, or others, have returned before are built once, at once and in
+    # Layers whose factories return objects that they, or others, have returned before are built once, here and in
     # order, and stay unchanged: each stage of a worker gets copies. So their initial values depend neither on which of
     # them a worker builds first nor on what it has trained meanwhile.
     built = {i: build_layer(task, seed, i) for i in sorted(shared.handed_out)}

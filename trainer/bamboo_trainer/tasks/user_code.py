@@ -269,7 +269,7 @@ def seed_forward(device: torch.device, seed: int) -> None:
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        with torch.cuda.device(device):  # a worker with several may have another current one
+        with torch.cuda.device(device):  # a worker with several devices may have another current one
             torch.cuda.manual_seed(seed)
 
 
@@ -281,8 +281,8 @@ class Loss(NamedTuple):
 
 
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
-    """Return the loss and its weight, with the outputs converted to fp32 first. Raises TaskError unless the loss is a
-    scalar, and depends on the model or has weight 0.
+    """Return the loss and its weight, with the outputs converted to fp32 first. Raises TaskError if the loss raises an
+    error, is not a floating-point scalar, or does not depend on the model although its weight is not 0.
     """
     outputs = _in_fp32(outputs)
     with in_task("the loss"):

@@ -42,7 +42,7 @@ def ordinary(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 class Transport(Protocol):
-    """A network of workers that exchange frames. It never blocks the engine, and never raises because of a peer."""
+    """The exchange of frames between a worker and its peers. It never blocks the engine or raises because of a peer."""
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """Queue a frame, whose tensors must not change any more. Drop it if the peer is unknown or its link is down."""

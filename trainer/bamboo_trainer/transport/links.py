@@ -125,8 +125,8 @@ Queue = SimpleQueue[list[wire.Buffer] | None]  # of frames or their unsent bytes
 
 
 class Outbound:
-    """The sending end of a link: frames of one lane to one peer. Its thread calls on_broke when the link breaks, and
-    on_stands when it is formed, without holding the lock.
+    """The sending end of a link: frames of one lane to one peer. Its thread calls on_broke when the link breaks or
+    cannot be formed, and on_stands when it is formed, without holding the lock.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class Outbound:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
-        self._broken = False  # `send` drops frames
-        self._attempts = 0  # a name with several addresses: each in turn
+        self._broken = False  # if True, `send` drops frames
+        self._attempts = 0  # to connect; if the host has several addresses, each is tried in turn
         self._due = 0.0  # when the rate allows more
         # Of the link since it was last broken:
         self._small, self._large = Queue(), Queue()

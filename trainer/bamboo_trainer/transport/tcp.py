@@ -48,7 +48,7 @@ class TcpTransport:
         self._threads: list[threading.Thread] = []
         self._closed = False
         self.sent, self.resent = [0] * (max(FrameKind) + 1), [0] * (max(FrameKind) + 1)  # bytes, by kind of frame
-        self.broken = 0  # how many links to peers of the plan broke
+        self.broken = 0  # how often a link to or from a peer of the plan broke
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.port: int = self._listener.getsockname()[1]
@@ -58,8 +58,8 @@ class TcpTransport:
     def trust(self, secret: str, state_rate: float | None = None, buffer: Buffer = ordinary) -> None:
         """Set the job's secret and the options of links, for links formed from now on.
 
-        state_rate: limit in bytes per second for whole states; None: no limit. buffer: allocates the memory that
-        tensors are read into.
+        state_rate: each link's limit for whole states, in bytes per second; None: no limit. buffer: allocates the
+        memory that tensors are read into.
         """
         self._secret, self._state_rate, self._buffer = secret.encode(), state_rate, buffer
 
@@ -134,8 +134,8 @@ class TcpTransport:
         """Admit a link, which replaces an older one of the same sender and lane. Return False if no plan names its
         sender within PLAN_SECONDS, or this transport is closed. Only links' own threads call this.
 
-        Deliver a LinkUp if a link of this sender and lane broke before; also if the new link replaces one, whose break
-        only the sender has seen: frames may be lost.
+        Deliver a LinkUp if a link of this sender and lane broke before, or if the new link replaces one whose break
+        this worker has not noticed: frames may be lost.
         """
         key = (hello.worker, hello.lane)
         with self._changed:

@@ -211,7 +211,7 @@ def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffe
 
 
 def _mac(secret: bytes, nonce: bytes, route: tuple[WorkerId, WorkerId, Lane], joins: bytes) -> bytes:
-    # It covers the receiver, so that a link to a port that another worker now has is refused.
+    # The MAC covers the receiver, so that a link to a port that another worker now has is refused.
     message = msgspec.msgpack.encode([*route, nonce, joins])
     return hmac.new(secret, message, hashlib.sha256).digest()
 

@@ -449,7 +449,7 @@ class WorkerAgent:
             self.control.send(WorkerWarning(reason="CallbacksNotCalled", message=text))
 
     def _commit(self, commit: Callable[[], None]) -> None:
-        """Call `commit` to commit a checkpoint; with a history, first wait for its records (see `when_written`)."""
+        """Call `commit` to commit a checkpoint: now or, with a history, in a later turn (see `when_written`)."""
         if self.history:
             self.history.when_written(partial(self.inbox.put, commit))
         else:

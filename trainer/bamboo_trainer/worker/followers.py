@@ -2,7 +2,7 @@
 
 Only the root's followers run. The cursor is saved with the history, so the followers of a new root continue from it.
 It includes the state of a callback, so that the callback counts each call once. A root that is lost may have made calls
-that were not saved, at most AT_ONCE of them; these are repeated.
+that were not saved, at most AT_ONCE of them unless saving has failed; these are repeated.
 """
 
 import hashlib
@@ -162,7 +162,7 @@ class HistoryFollower(ABC):
         self.whole = False  # everything was given, and the logger or callback is closed
         self._wakes = self._followed = 0  # the last wake whose records were given
         self._ended = -1  # the last one with the end, too
-        self._over: Callable[[], None] | None = None  # training is complete; called once `end` was
+        self._over: Callable[[], None] | None = None  # set when training is complete; called after `end`
         self._cursor: Cursor | None = None  # once it is read
         self._file: HistoryFile | None = None  # the newest that was read
         self.turns = turns(self._turn, AGAIN_SECONDS, f"{self.kind}-{name}", self._warn)
@@ -295,8 +295,8 @@ class CallbackFollower(HistoryFollower):
         self._callback = None  # the next one is made with the saved state
 
     def _begun_anew(self, record: Record, cursor: Cursor) -> Cursor:
-        """Return the cursor for a record. In a new attempt it is not `off`; if the attempt repeats steps, it has the
-        callback's state at the newest checkpoint before them, or no state if there is none.
+        """Return the cursor for a record. At a new attempt's first step or evaluation, the cursor is not `off`; if the
+        attempt repeats steps, the cursor has the callback's state at the newest checkpoint before them, or none.
         """
         if isinstance(record, EventRecord) or record.attempt <= cursor.attempt:
             return cursor
@@ -350,7 +350,7 @@ class CallbackFollower(HistoryFollower):
             return self._failed(error, f"in state_dict, after step {cursor.step},", cursor)
 
     def _failed(self, error: BaseException, where: str, cursor: Cursor) -> Cursor:
-        """Report an error of the callback, which ends the job if `fails_job`; return a cursor set to `off`."""
+        """Report an error of the callback, which ends the job if `fails_job` is True; return a cursor set to `off`."""
         text = f"{self.who}, {where} raised {describe(error)}"
         logger.warning("%s", text, exc_info=error)
         if getattr(self._callback or self._make, "fails_job", False):

@@ -38,7 +38,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def records_of(done: int, commit: Commit, rates: Rates, attempt: int) -> Iterator[Record]:
-    """Yield a commit's records, if it has a mark. done: steps committed before. attempt: for a mark without one."""
+    """Yield a commit's records, if it has a mark. done: steps committed before. attempt: used if the mark has none."""
     if (mark := commit.history) is None:
         return
     attempt = mark.attempt or attempt
@@ -185,10 +185,9 @@ class HistoryKeeper(History):
                 del self._events[next(iter(self._events))]
 
     def when_written(self, callback: Callable[[], None], *, complete: bool = False) -> None:
-        """Call a function in the writing thread once all commits and events known now are written, or after
-        HELD_SECONDS. If this worker is not the root, call it at once. Do not use this after `close`.
-
-        complete: training is complete; wait until the callbacks have handled its end, too.
+        """Call a function in the writing thread once all commits and events known now are written, or HELD_SECONDS have
+        passed, or this worker is no longer the root. If it is not the root now, call the function at once. Do not use
+        this after `close`. complete: training is complete; wait until the callbacks have handled its end, too.
         """
         with self._lock:
             waits = self._term is not None
@@ -207,7 +206,7 @@ class HistoryKeeper(History):
 
     def close(self, seconds: float, logger_seconds: float = 0.0) -> None:
         """As the root, write the remaining records and give them to the followers. Close the followers; report the ones
-        that have not finished. seconds: the longest wait for writing. logger_seconds: for the followers then.
+        that have not finished. seconds: the longest wait for writing. logger_seconds: then for the followers.
         """
         self._turns.end()
         self._turns.join(seconds)
@@ -248,7 +247,7 @@ class HistoryKeeper(History):
                     one.callback()
 
     def _serves(self, one: _Waiter) -> bool:
-        """Return whether a waiter can be called: if it waits for callbacks, they have handled the end of training."""
+        """Return whether a waiter can be called. If it waits for callbacks, let them handle the end of training."""
         return not one.complete or not [f for f in self._followers if not f.complete(self._turns.wake)]
 
     def _flush(self, term: _Term) -> bool:

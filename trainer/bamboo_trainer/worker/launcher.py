@@ -76,8 +76,8 @@ END_SECONDS = 3.0  # for all children, when the launcher ends; ForkServer.close(
 
 
 class _Child(NamedTuple):
-    """A forked child: a worker, or a call in progress. name: the worker, or the call's id. answer: a file for a call's
-    answer; None for a worker.
+    """A forked child: a worker, or a call in progress. name: the worker, or the call's id. answer: the descriptor of a
+    file for a call's answer; None for a worker.
     """
 
     name: Any
@@ -100,7 +100,7 @@ class Launcher:
         self._asked, self._asking = os.pipe()  # workers write their questions to it
 
     def run(self) -> None:
-        """Run until stdin ends or SIGTERM comes; then end all children."""
+        """Run until the commands end, nobody reads the events, or SIGTERM comes; then end all children."""
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
@@ -253,7 +253,7 @@ class Launcher:
         self._orphans.end(left, time.monotonic())
 
     def _kill_all(self) -> None:
-        """Kill children at once, and end their orphans as usual; leave what cannot be killed."""
+        """Kill children at once, and end their orphans as usual; give up after END_SECONDS."""
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -36,7 +36,7 @@ def record_of(task: Task, seed: int) -> DataRecord:
     """Return a fingerprint of the dataset: its length, and digests of its order and of a few samples, each read alone
     and twice (no digest if the two differ). seed: the job's seed. Raises TaskError.
 
-    A dataset may draw from torch's generator: both readings of a sample begin with one state; the old is restored.
+    A dataset may draw from torch's generator: each reading seeds it by the sample's number, and restores it at the end.
     """
     length = dataset_length(task)
     numbers = {0, length - 1, *(pure_seed("look", place) % length for place in range(OTHERS))}
@@ -98,7 +98,7 @@ class LoadedJob:
     def profile(self, memory: int) -> Profile:
         """Return each layer's cost and, if the coordinator heeds memory, each layer's bytes and the device's memory.
 
-        memory: bytes of the device; 0 if unknown.
+        memory: bytes that stages may use on the device; 0 if unknown.
         """
         costs, heeds = split_costs(self.task, self.spec), heeds_memory(self.spec)
         layers = tuple(size.bytes for size in measure(self.task, self.spec)) if heeds else ()

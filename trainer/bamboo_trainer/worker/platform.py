@@ -30,7 +30,7 @@ _VARIABLES: Final = re.compile(
 
 def this_platform(worker: str) -> Platform:
     """Return the versions, hardware and settings of this process that can change the bits of results. worker: the name,
-    which chooses among several GPUs. If the GPU is missing, describe the CPU: the worker itself reports it later.
+    which chooses among several GPUs. If the chosen device is missing, describe the CPU; the worker fails later.
     """
     try:
         device = choose_device(worker)
@@ -100,7 +100,7 @@ def _driver() -> str:
         return named
     version = getattr(
         torch._C, "_cuda_getDriverVersion", lambda: 0
-    )()  # the driver interface's, where the module has none
+    )()  # of the driver's interface, if the kernel module names no version
     return f"for CUDA {version // 1000}.{version % 1000 // 10}"
 
 

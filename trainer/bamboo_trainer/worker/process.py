@@ -1,8 +1,8 @@
 """One worker in this process: its agent, its log and its metrics.
 
 Each line of the log has time, worker, and step: the number of committed steps, so the next one is in progress. Local
-workers share one file, so there the task's output has these, too. A pod's log has one writer, and the task's output
-stays unchanged for other readers.
+workers share one file, so there the task's output has these, too. A pod's log has one writer, so the task's output
+stays unchanged there.
 
 `StrikeGate` lets `bamboo run --preempt at:STEP` end a worker in the middle of a step, however fast the machine is:
 before each forward and backward of chosen steps the worker asks the launcher and waits, and the local runner lets it
@@ -137,8 +137,8 @@ ANSWER_SECONDS = 60.0
 
 
 class StrikeGate(Follower):
-    """A gate that asks the launcher before each forward and backward of chosen steps, and waits for SIGUSR1. If that
-    does not come, the worker proceeds, and never asks again. Create it before any other thread.
+    """A gate that asks the launcher before each forward and backward of chosen steps, and waits for SIGUSR1. If
+    that does not come within ANSWER_SECONDS, the worker proceeds, and never asks again. Create it before other threads.
 
     channel: the descriptor of a pipe to the launcher. steps: the chosen steps, from 0.
     """

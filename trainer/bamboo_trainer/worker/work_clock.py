@@ -21,8 +21,8 @@ MOST_BYTES: Final = 128
 class WorkClock:
     """A clock: seconds of `clock`, minus the time in which its thread waited for a processor (Linux's schedstat).
 
-    It never goes back, even if the thread waits between the two readings. Only the thread that creates it may read it.
-    Without schedstat it is `clock`.
+    It never goes back, even if the thread waits between the readings of `clock` and of schedstat. Only the thread that
+    creates it may read it. Without schedstat it is `clock`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, account: Path = SCHEDSTAT) -> None:

@@ -1,1 +1,1 @@
-"""Calls to the trainer, each in a new process, since this process may lack torch."""
+"""Calls to the trainer, each in a new process, since this process does not import torch."""

@@ -1,6 +1,6 @@
 """A check of a job's task by the trainer: whether it loads, and how much memory its workers need.
 
-This machine may lack the trainer and torch. Then `check_task` checks nothing, and its result says so.
+If the trainer or torch is not installed, `check_task` checks nothing, and its result says so.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def _task(answer: dict[str, Any]) -> str:
 
 
 def _memory(answer: dict[str, Any]) -> str:
-    """Describe the memory that workers need, without torch's own (on a GPU: its context and its allocator's cache)."""
+    """Describe the most memory that a worker needs, without torch's own (a GPU's context, the allocator's cache)."""
     calm, taken = answer["calm"], answer["taken_over"]
     kinds = sorted(calm["memory"].items(), key=lambda kind: -kind[1])[:SHOWN_KINDS]
     most = ", ".join(f"{name} {size(number)}" for name, number in kinds if number)

@@ -120,7 +120,7 @@ def surrounded(
 ) -> ModelProfile:
     """Return the profile with the network's rates and the start time that flags give; None keeps the profile's.
 
-    flow, machine: bytes/s per connection and machine; a flow alone sets both. start: seconds until a worker is ready.
+    flow, machine: bytes/s per connection or machine (at least flow; flow alone sets both). start: seconds until ready.
     """
     replace, sources = msgspec.structs.replace, dict(profile.sources)
     network, times = profile.network, profile.times

@@ -1,4 +1,4 @@
-"""Processes of the trainer, which needs torch; commands start them, since their own process may lack torch."""
+"""Processes of the trainer, which needs torch; commands start them, since they do not import torch themselves."""
 
 import json
 import subprocess
@@ -32,8 +32,8 @@ def missing_packages() -> str:
 def run_trainer(what: str, name: str, *arguments: str, **options: object) -> int:
     """Call a function of bamboo_trainer.offline in a process that prints by itself. Return its exit code.
 
-    what: the purpose, in words. name: the function's name; it gets `arguments` and `options`. Without the trainer the
-    exit code is EXIT_FAILED.
+    what: the purpose, in words. name: the function's name; it gets `arguments` and `options`. Without the trainer
+    or torch the exit code is EXIT_FAILED.
     """
     if missing := missing_packages():
         complain(f"{what} needs {missing}, not installed here")

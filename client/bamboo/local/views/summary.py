@@ -82,7 +82,7 @@ class Summary:
         return (len(self.status.grid[0]), len(self.status.grid)) if self.status.grid else None
 
     def pause_in_steps(self, takeover: Takeover) -> float | None:
-        """Return a takeover's pause divided by the time of an undisturbed step; None if that time is unknown."""
+        """Return a takeover's pause divided by the median duration of recent steps; None if that is unknown."""
         step = self.status.step_seconds
         return takeover.pause_ms / 1000 / step if step else None
 

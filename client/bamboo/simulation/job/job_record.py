@@ -35,12 +35,12 @@ class JobFigures:
     value: float  # samples per second for each USD per hour
     # the time of the steps on the whole grid without disturbances, over the time since training began
     goodput: float
-    # trained, redone: hours of steps that count, without such pauses, and hours of repeated steps
+    # trained, redone: hours of new steps, without the pauses counted in `pause`, and hours of repeated steps
     trained: float
     redone: float
-    waited: float  # hours without a grid
+    waited: float  # hours without training: before it began, during cuts, and after losses without a takeover
     begun: float  # hours until training began
-    hours: float  # until the last step, or until the time was up
+    hours: float  # until the job ended, or until the time was up
     steps: int
 
 
@@ -79,9 +79,9 @@ SO_FAR = ("preemptions", "takeovers", "restores", "pauses")
 
 @dataclass(slots=True)
 class JobRecord:
-    """The events of a run, in seconds since the job was submitted."""
+    """The events of a run. Times are in seconds since the job was submitted."""
 
-    samples: int
+    samples: int  # per step
     usual: float = 0.0  # seconds of an undisturbed step on the whole grid
     paid_usd: float = 0.0  # for nodes, so far
     begun: float | None = None

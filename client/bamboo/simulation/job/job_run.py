@@ -86,7 +86,7 @@ def model_of(run: JobRun) -> StepModel:
 
 
 def _simplified(run: JobRun) -> JobRun:
-    """Return the run without settings ignored here, such as evaluation, and with a profile of its microbatch size."""
+    """Return the run without ignored settings, such as evaluation, and with a profile scaled to its microbatch size."""
     training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None, deterministic=False)
     checkpoint = run.spec.checkpoint and replace(run.spec.checkpoint, keep_best=False)
     spec = replace(run.spec, training=training, checkpoint=checkpoint)
@@ -211,9 +211,9 @@ class _Simulation:
         self._coordinate(Tick())
 
     def _most_steps(self) -> int:
-        """Return after how many steps the coordinator must see a commit, so that it requests a checkpoint in time.
+        """Return the number of steps that may be done before the coordinator hears of the next commit.
 
-        UNKNOWN_STEPS if no checkpoint is due.
+        It must hear in time to request the next checkpoint. UNKNOWN_STEPS if there will be none.
         """
         at = next_one(self._state)
         return UNKNOWN_STEPS if at is None else max(1, at - AHEAD_STEPS - self._training.step)
@@ -297,7 +297,7 @@ class _Simulation:
         self._end_when_spent()
 
     def _end_when_spent(self) -> None:
-        """Reschedule the moment when the budget's money is spent; only cancel it without a budget to heed or a cost."""
+        """Reschedule the end of the budget; only cancel it if no limit on money applies or the cost is 0 or unknown."""
         budget, per_hour = self._spec.budget, self._paid[1]
         self._spending.cancel()
         if not self._run.heeds_money or budget is None or budget.money is None or not per_hour:

@@ -1,6 +1,6 @@
 """The workers of a simulated job in virtual time: steps, plans, states and checkpoints.
 
-They mirror the engine where it takes time: a plan takes effect at once or with a commit, the workers that take over a
+They follow real workers in what takes time: a plan takes effect at once or with a commit, the workers that take over a
 lost owner's stages complete the step, and a replica holds a state only once it is copied.
 """
 
@@ -33,7 +33,7 @@ Tell = Callable[[WorkerId, protocol.Message], None]
 class SimulatedTraining:
     """The training of a simulated job, step by step.
 
-    tell: sends a worker's message to the coordinator. most: returns the steps that may be done before the next report.
+    tell: sends a worker's message to the coordinator. most: returns how many steps may be done before the next report.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class SimulatedTraining:
             self._begin()
 
     def _is_new(self, plan: Plan) -> bool:
-        """Note an elastic job's new grid. Return whether its first LEARNING_STEPS steps, each reported, still go on."""
+        """Note an elastic job's new grid; return whether it is in its first LEARNING_STEPS steps. Fixed grid: False."""
         if not self._spec.elastic:
             return False
         ran = plan.stages, plan.target.pipelines, plan.target.schedule

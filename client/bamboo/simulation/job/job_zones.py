@@ -13,15 +13,15 @@ from bamboo_core.job.placement_spec import NodePool, SpreadPolicy
 from bamboo_core.job.pod_templates import asked_of_nodes
 from bamboo_core.job.spec import JobSpec, most_pipelines, pod_spread, wanted_workers
 
-MOST_ZONES: Final = 1000  # zones of a seed of `made_up`; each zone has a seed of its own
-SHOWN: Final = 12  # zones in a sentence
+MOST_ZONES: Final = 1000  # for each seed of `made_up`, which gives each zone a seed of its own
+SHOWN: Final = 12  # the most zones that a sentence names
 NODE_TERMS: Final = (  # their path in a pod's spec
     *("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"),
 )
 
 
 def named_zones(spec: JobSpec) -> tuple[str, ...]:
-    """Return all zones that pod templates require by nodeSelector, else nodeAffinity (In); () if one requires none."""
+    """Return all zones that pod templates require by nodeSelector, else nodeAffinity (In); () if any requires none."""
     found = [_named_zones(spec, pool) for pool in spec.node_pools or (None,)]
     return tuple(dict.fromkeys(zone for zones in found for zone in zones)) if all(found) else ()
 
@@ -67,7 +67,7 @@ def allowed_zones(spec: JobSpec, zones: Iterable[str]) -> tuple[str, ...]:
 
 
 def wanted_zones(spec: JobSpec, given: str | None, default: Sequence[str]) -> tuple[str, ...]:
-    """Return the allowed zones of --zones, else of the job, else the default ones.
+    """Return the allowed zones among those in `given` (of --zones), else in the job's templates, else in `default`.
 
     Raises SimulationError if the job may be in none of them.
     """
@@ -84,8 +84,8 @@ def listed(zones: Iterable[str]) -> str:
 def made_up(generation: Generation, spec: JobSpec, seed: int) -> Trace:
     """Generate a trace of as many nodes as the job wants, in the zones where its pods would be.
 
-    Interleave uses all zones, SingleZone the first, ZonePerPipeline one for each pipeline; there each seed begins at
-    another zone, as a scheduler's choice is unknown. Raises SimulationError if no zone is allowed; see also `generate`.
+    Interleave uses all zones, SingleZone the first, ZonePerPipeline one for each pipeline, but each seed begins
+    at another zone, as a scheduler's choice varies. Raises SimulationError if no zone is allowed; see also `generate`.
     """
     zones = allowed_zones(spec, generation.zones)
     if not pod_spread(spec).packs:

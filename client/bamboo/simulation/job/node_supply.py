@@ -48,7 +48,7 @@ class NodeSupply:
         self._most_of_group = [wanted // count + (group < wanted % count) for group in range(count)]
         self.spot = tuple(pool for pool in pools if pool.capacity is Capacity.SPOT) if pools else (NodePool(name=""),)
         self.fallbacks = tuple(pool for pool in pools if pool.capacity is Capacity.ON_DEMAND)
-        self._zones_of: dict[str, dict[str, bool]] = {pool.name: {} for pool in self.spot}  # where it may be
+        self._zones_of: dict[str, dict[str, bool]] = {pool.name: {} for pool in self.spot}  # if allowed
         self._spec = spec
         self._node_price = spec.spread.node_price
         self._pool_prices = {pool.name: self._node_price(pool.price_per_hour) for pool in self.spot}
@@ -77,7 +77,7 @@ class NodeSupply:
         return used
 
     def take(self) -> SimulatedNode | None:
-        """Place a worker on a spot node by pool, zone and age; return the node, None if every pool is full or empty."""
+        """Place a worker on a spot node by pool, zone and age; return the node, None if no node is suitable."""
         return next((node for pool in self.spot if (node := self._take_of(pool)) is not None), None)
 
     def _take_of(self, pool: NodePool) -> SimulatedNode | None:
@@ -186,7 +186,7 @@ class NodeSupply:
         return {name: price / self._room for name, price in prices.items() if price is not None}
 
     def next_prices(self, now: float) -> tuple[tuple[float, int], ...]:
-        """Return (a worker's USD per hour, number of workers) of each priced pool with room, in the order of supply."""
+        """Return (a worker's USD per hour, number of further workers) of the next priced pools, in order of supply."""
         counts = Counter[str]()
         for node in self._used.values():
             counts[node.pool.name if node.pool else node.spot] += self._workers[node.name]

@@ -40,7 +40,7 @@ class Transfer(NamedTuple):
     sender: WorkerId
     receiver: WorkerId
     size: float
-    times: int = 1  # how often: for each worker of the receiver's zone, or for each group of gradients
+    times: int = 1  # how often: for each pipeline of the receiver or of its zone, or for each group of gradients
 
 
 def step_traffic(plan: Plan, layout: Layout, profile: ModelProfile) -> float:

@@ -56,7 +56,7 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
 def edits(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
     """Return the values to change in the job's manifest so that it describes the candidate, by path.
 
-    Numbers of stages or pipelines that the coordinator chooses stay open; elastic.maxWorkers is set to the grid's size.
+    Stages or pipelines that the coordinator chooses stay open; the grid's size sets maxWorkers and caps minWorkers.
     """
     topology, elastic = spec.topology, spec.elastic
     wanted: dict[Path, tuple[Any, Any]] = {

@@ -11,7 +11,7 @@ from bamboo.sizing.trials.candidate import Candidate
 from bamboo.sizing.trials.world import HOUR, World
 from bamboo_core.job.training_spec import TrainingSpec
 
-LEAST_LATE_STEPS = 20.0  # steps after the nodes have settled, from which on these alone set the pace
+LEAST_LATE_STEPS = 20.0  # if at least this number of steps comes after the nodes have settled, these alone set the pace
 SURE = 1.645  # standard deviations above the mean of a normal distribution, for 95 of 100
 
 
@@ -19,7 +19,7 @@ SURE = 1.645  # standard deviations above the mean of a normal distribution, for
 class TrialOutcome(JobFigures):
     """The figures of one simulated run, with hours and USD extrapolated to the whole job.
 
-    hours, usd: infinite if the job does not come to its end. traffic_usd: the part of usd for traffic between zones.
+    hours, usd: infinite if the run failed or completed no step. traffic_usd: the part of usd for traffic between zones.
     simulated: the simulated hours. failed: why the job ended early, "" if it did not.
     """
 

@@ -170,7 +170,7 @@ class World:
 
 
 def machine_of(profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
-    """Return a machine with the prices of `price`, else the profile's. A lone spot price counts on demand, too."""
+    """Return a machine with prices of `price`, else the profile; an unknown on-demand price becomes the spot price."""
     if price is not None:
         usual = profile.prices.on_demand if profile.prices else price.spot
         known = ProfilePrices(spot=price.spot, on_demand=usual if price.on_demand is None else price.on_demand)

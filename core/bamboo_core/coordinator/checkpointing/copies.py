@@ -50,7 +50,7 @@ def _drop(turn: Turn, useless: tuple[CheckpointId, ...], others: frozenset[Worke
 
 
 def begun(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """Forget the copies of all checkpoints but the one with which a plan begins: workers drop them with that plan."""
+    """Forget copies of all checkpoints but the one, if any, with which a plan begins; workers drop the copies, too."""
     turn.put(turn.state.copies.without([one for one in turn.state.copies.held if one != checkpoint]))
 
 

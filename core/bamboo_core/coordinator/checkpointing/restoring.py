@@ -15,14 +15,14 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_core.text import count, one_line
 
 BEGIN_ANEW: Final = "with another spec.checkpoint.storage the job begins at step 0"
-RESTORE_SECONDS: Final = 24 * 3600.0  # limit from a loss until the next commit: nodes may be scarce for a night
+RESTORE_SECONDS: Final = 24 * 3600.0  # limit of restores from a loss until a commit; nodes may be scarce for a night
 
 
 def lost(turn: Turn, reason: str, message: str) -> None:
     """Handle the loss of all copies of a stage's state.
 
-    The job goes back to a checkpoint, begins again if no step is committed yet, or else ends as Unrecoverable. Ignored
-    while the job is already going back.
+    The job goes back (`go_back`) if it keeps checkpoints or has committed no step; else it ends as Unrecoverable.
+    Ignored while the job is already going back.
     """
     if turn.state.phase == "Restoring":
         return

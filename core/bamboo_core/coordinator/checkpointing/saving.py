@@ -144,7 +144,7 @@ def _lacks_pause(state: CoordinatorState) -> bool:
 
 
 def _keep_the_endangered(turn: Turn) -> None:
-    """Make a checkpoint due at once if all holders of a stage are under notice, once more at each further notice."""
+    """Make a checkpoint of new steps due at once if a stage's holders all have a notice; again at further notices."""
     state, c = turn.state, turn.state.checkpoints
     noticed = frozenset(state.noticed)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
@@ -185,7 +185,7 @@ def _request(turn: Turn, at: int) -> None:
 
 
 def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
-    """Return the writers that are gone or no longer hold their stage, and have not written all their layers of it."""
+    """Return the writers, with layers still to write, that are gone or hold neither their stage nor copies of it."""
     state, c, lost = turn.state, turn.state.checkpoints, set()
     for stage, writers in enumerate(c.writers):
         layers, holders = plan.stages[stage], plan.holders_of(stage)

@@ -95,7 +95,7 @@ def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
     """Return the number of replicas of each stage: as requested, but in elastic or Auto jobs only as many as fit.
 
     Until a restarted coordinator knows the size of the layers, a job without replicas stays without. A job that has
-    replicas and may not do without them keeps the requested number if not even one fits.
+    replicas and may not do without them keeps the requested number if not even one fits. split: None: all or none.
     """
     asked = state.spec.redundancy.kept
     if not asked or not heeds_memory(state.spec):

@@ -76,7 +76,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
 
 
 def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
-    """Return the grid of `_guess`, with the present schedule; None if there is none, or if pipelines stay as many."""
+    """Return the grid of `_guess`, with the present schedule; None if none fits or the number of pipelines stays."""
     grid = grid_of(state.current_plan)
     found = _guess(state, rates, holding.counted(state, state.staying))
     if found is None or found.pipelines == grid.pipelines:
@@ -161,7 +161,7 @@ def _learn(turn: Turn) -> None:
 
 
 def _look(state: CoordinatorState) -> tuple[float, ...] | None:
-    """Return each layer's present seconds per microbatch; None until all stages are timed, and while layers move."""
+    """Return each layer's seconds per microbatch; None until all stages are timed, or while layers or layout change."""
     plan = state.current_plan
     if state.phase != "Running" or len(plan.layouts) > 1 or plan.sources:
         return None

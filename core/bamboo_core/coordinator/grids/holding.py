@@ -61,7 +61,7 @@ def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
 
 
 def seen(state: CoordinatorState, now: float) -> Holding:
-    """Return the updated record of the workers that stay, with the losses and hours of workers that have left since."""
+    """Return the updated record: the workers that stay, and the losses and hours of workers that stay no longer."""
     known = state.holding
     staying = {w: r.peer.zone for w, r in state.workers.items() if state.stays(w)}
     if staying.keys() == known.staying.keys():

@@ -22,8 +22,8 @@ class CheckpointState(Record):
     """The checkpoints that the coordinator has made, and the one in progress (`saving`)."""
 
     # the checkpoint in progress
-    number: int = 0  # of the request for it
-    at: int = 0  # its step, or a later one
+    number: int = 0  # of the newest request, for it or for a cut
+    at: int = 0  # the requested step; its own step may be later
     writers: tuple[tuple[WorkerId, ...], ...] = ()  # of each stage; empty if none is in progress
     dealt: Mapping[int, WorkerId] = field(default_factory=dict)  # the writer of each layer
     writing: CheckpointId | None = None  # set once a commit has carried the request, or at once if `final`

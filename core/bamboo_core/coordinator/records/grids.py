@@ -67,10 +67,10 @@ class Holding(Record):
 class GridState(Record):
     """The grid for the available workers, and the measurements by which the coordinator chooses it.
 
-    resize: another grid that is worth a change, and since when. rates: estimated step times, by grid. network: the
-    factor by which links seem faster than assumed. looks: layers' times, measured at several moments, the last one
-    after `looked` committed steps. costs: each layer's median of these. running: the grid that runs, and the origin of
-    its states. tries: the times of changes of the grid since workers or layer times last changed.
+    resize: another grid that is worth a change, and since when any has been. rates: estimated step times, by grid.
+    network: the factor by which links seem faster than assumed. looks: layers' times, measured at several moments, the
+    last one after `looked` committed steps. costs: each layer's median of these. running: the grid that runs, and the
+    origin of its states. tries: the times of changes of the grid since workers or layer times last changed.
 
     taken: seconds of the newest undisturbed steps on the running grid. run: their number, with the first steps, which
     `taken` leaves out. heard: the number of committed steps recorded. measured: step times of grids that have run.

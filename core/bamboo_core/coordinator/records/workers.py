@@ -128,7 +128,7 @@ class Membership(Record):
         return replace(self, leaving={**self.leaving, worker: notice})
 
     def not_leaving(self, worker: WorkerId) -> "Membership":
-        """Remove the worker's notice, because it is gone or its notice is withdrawn."""
+        """Remove the notice of a worker that is gone, or whose notice is withdrawn."""
         return replace(self, leaving={w: notice for w, notice in self.leaving.items() if w != worker})
 
     def losing(self, worker: WorkerId, *, taken: bool) -> "Membership":
@@ -193,7 +193,7 @@ class Admission(Record):
     data: tuple[WorkerId, protocol.WorkerReady] | None = None
 
     def refusing(self, worker: WorkerId, why: str, now: float) -> "Admission":
-        """Record a refusal. The wait for the next request doubles with refusals in a row, up to MOST_WAIT_SECONDS."""
+        """Record a refusal. From the second in a row on, requests wait 1 s, 2 s, 4 s and so on to MOST_WAIT_SECONDS."""
         wait = min(2.0 ** (self.in_a_row - 1), MOST_WAIT_SECONDS) if self.in_a_row else 0.0
         return replace(self, misfit=(worker, why), in_a_row=self.in_a_row + 1, ask_at=now + wait)
 
@@ -209,8 +209,8 @@ class Straggler:
 
     since, step: when that was first measured, and the number of committed steps then. cell: the cell that it
     runs. seconds: its time for a microbatch. usual: the time that other workers would take. compared: measured against
-    other workers, not against the counted costs of its layers. found: it has lasted long enough to report it. lasting:
-    it has lasted long enough to act on it.
+    other workers, not against the counted costs of its layers. found: slow for long enough to be reported. lasting:
+    slow for long enough that the coordinator acts.
     """
 
     since: float
@@ -264,7 +264,7 @@ class GuardState(Record):
     """Workers' checksums of stages' states: of the newest versions, and of the version that a checkpoint is saving.
 
     reported: the sums by stage and version. plan_origin: the origin of the plan under which the states were trained.
-    differences: how many differences were found, of states and by spot checks.
+    differences: how many differences were found, in states and by spot checks.
     """
 
     plan_origin: int = 0

@@ -1,1 +1,1 @@
-"""The split of layers over stages while the job runs: speeds of workers, and faster splits."""
+"""New splits of the layers over stages while the job runs: workers' speeds, faster splits, and cuts."""

@@ -140,7 +140,7 @@ def _slowness(state: CoordinatorState, work: WorkEstimate, pipeline: int, stage:
 
 
 def pays(state: CoordinatorState, gain: float) -> bool:
-    """Return whether steps shorter by `gain` seconds earn back the pause before the next split or the job's end."""
+    """Return whether, by the next split or the job's end, steps shorter by `gain` seconds earn back a split's pause."""
     left = state.spec.training.steps - state.step
     return gain * min(left, REST_SECONDS / (state.usual_step or REST_SECONDS)) >= _pause(state)
 

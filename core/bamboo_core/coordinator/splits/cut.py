@@ -25,7 +25,7 @@ from bamboo_core.planning.splits.resplit_plans import Beginning, Sources, moved_
 from bamboo_core.planning.splits.speeds import WorkEstimate
 
 AHEAD_STEPS: Final = 1  # from the last commit to the earliest one that may carry a cut
-COPIES_SECONDS: Final = 60.0  # wait for the copies of all holders, once each layer has one
+COPIES_SECONDS: Final = 60.0  # from the cut, for all holders' copies; then one of each layer is enough
 
 
 def is_cut(state: CoordinatorState) -> bool:

@@ -57,7 +57,7 @@ def of_replaced(state: CoordinatorState) -> list[Measurement]:
 def own_paces(state: CoordinatorState) -> dict[tuple[WorkerId, Layers], OwnPace]:
     """Return each owner's times for its layers, with the newest one added. Times of other layers are dropped.
 
-    A slow worker without a usual time gets none, since the worker would then seem to have recovered.
+    A slow worker without a usual time gets none: compared with its own slow times, it would seem to have recovered.
     """
     plan, known, paces = state.current_plan, state.stragglers.paces, {}
     for cell, times in owned_times(state).items():
@@ -92,8 +92,8 @@ def estimate(state: CoordinatorState, measured: Speeds) -> WorkEstimate | None:
     """Return each layer's time on a worker of usual speed, and workers' slowness; None until all stages are timed.
 
     The first and last stage keep the time they spend on data, whatever layers they have. Within a stage, layers share
-    its seconds like their forwards, or like their counted costs if these are not timed one by one. Backwards are not
-    timed by layer; each takes a nearly constant multiple of the forward.
+    its seconds like their forwards or, if forwards are not timed one by one, like their counted costs. Backwards are
+    not timed by layer; each takes a nearly constant multiple of the forward.
     """
     plan, owned = state.current_plan, owned_times(state)
     costs: list[float] = []
@@ -138,7 +138,7 @@ def _shares(
 def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
     """Return each owner's time per counted cost of its layers, relative to the other owners' median.
 
-    For workers without another comparison. Empty without counted costs, or with under LEAST_WORKERS measured owners.
+    For workers without another comparison. Empty without counted costs, or if fewer than LEAST_WORKERS are measured.
     """
     plan, costs = state.current_plan, state.layers.costs
     if costs is None or len(costs) != plan.stages[-1][1]:

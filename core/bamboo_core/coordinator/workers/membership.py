@@ -88,7 +88,7 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
 
 
 def _take_plan(turn: Turn, plan: Plan) -> None:
-    """Adopt the plan that a worker brings to a restarted coordinator, which then waits for the plan's workers."""
+    """Adopt a newer plan that a worker brings to a restarted coordinator, and wait for the plan's workers."""
     old = turn.state.plan
     if turn.state.phase == "Pending" or old is None:
         turn.enter("Recovering")  # the time limit for the others starts with the first worker that returns
@@ -347,7 +347,7 @@ def request_workers(turn: Turn) -> None:
 def _may_choose(state: CoordinatorState) -> bool:
     """Return whether the grid or the replicas may change, because workers have changed or stages lack replicas.
 
-    Unless another decision needs the model's layers, training workers are asked for them only then.
+    While the job trains, the coordinator requests the model's layers only then, or if another decision needs them.
     """
     plan, auto = state.plan, state.spec.redundancy.mode is RedundancyMode.AUTO
     if plan is None or (state.spec.elastic is None and not auto):

@@ -64,7 +64,7 @@ def refuse_other_data(turn: Turn, worker: WorkerId, report: protocol.WorkerReady
     """Refuse a worker whose data differ from the first worker's; return whether they differ.
 
     Without a plan so far, the job fails, because only the user knows which data are right. Later the others train on
-    without the worker; the job fails only during a restore, if more than backoffLimit new workers in a row differ.
+    without the worker; the job fails only during a restore, once more than backoffLimit workers in a row are refused.
     """
     state = turn.state
     first, known = state.admission.data or (worker, report)
@@ -94,7 +94,7 @@ def _other_data(known: protocol.WorkerReady, report: protocol.WorkerReady) -> tu
 
 
 def _dismiss(turn: Turn, worker: WorkerId, reason: str, text: str) -> None:
-    """Dismiss a worker without counting a failure. Another one is requested, later after more refusals in a row."""
+    """Dismiss a worker without counting a failure. Refusals in a row delay the request for another one."""
     state = turn.state
     turn.put(
         state.workers.without({worker}),

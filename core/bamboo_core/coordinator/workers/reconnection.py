@@ -12,7 +12,7 @@ from bamboo_core.text import count
 
 
 def recovered(turn: Turn) -> bool:
-    """Resume the job once all workers of the newest plan are back or had time to return; return whether it resumed.
+    """Resume the job once all workers of the newest plan are back or overdue; return whether it resumed.
 
     Absent workers then count as lost, and returned workers that are not in the plan are refused. If no worker comes
     back at all, the job goes back to a checkpoint or ends.

@@ -42,8 +42,8 @@ def lacking(plan: Plan, held: Held, sizes: Sequence[float]) -> dict[WorkerId, fl
 
 
 def placed(plan: Plan, peers: Sequence[Peer], held: Held, sizes: Sequence[float]) -> Plan:
-    """Return the plan with workers exchanged so that the worker that lacks most bytes lacks fewer, or else all together
-    do; the same plan if that does not help.
+    """Return the plan with workers exchanged so that the worker that lacks most bytes lacks fewer or, if it lacks as
+    many, all workers together lack fewer; the same plan if that does not help.
 
     Greedy: the pair of worker and seat (a worker's cells and replicas) with the most bytes already held comes first.
     Seats stay in their zones, and on their nodes if workers share nodes, so neighbours stay apart. peers: the workers
@@ -259,14 +259,14 @@ def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
 
 
 def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[WorkerId], grid: Grid) -> bool:
-    """Return whether the plan has only this grid, no owner has two cells, all owners stay, all replicas are live."""
+    """Return whether `grid` is the plan's only one, each cell has its own owner, owners stay, and replicas are live."""
     owners = [plan.at(cell).owner for cell in plan.cells()]
     all_stay = set(owners) <= set(staying) and plan.holders() <= set(live)
     return all_stay and grid == grid_of(plan) and len(plan.layouts) == 1 and len(set(owners)) == len(owners)
 
 
 def _seats(peers: Sequence[Peer], cells: int) -> dict[WorkerId, Peer]:
-    """Return the worker of each named seat, at least one per cell. If workers are too few, adjacent seats share one."""
+    """Return the workers by seat, a unique name: one seat per worker, or one per cell if workers must run several."""
     if len(peers) >= cells:
         return {peer.worker: peer for peer in peers}
     return {f"seat {i}": peers[i * len(peers) // cells] for i in range(cells)}

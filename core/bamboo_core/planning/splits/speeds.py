@@ -110,8 +110,8 @@ def _most_even(total: Sequence[float], workers: Stages, limit: float) -> Ranges:
 
 
 def step_seconds(seconds: Sequence[Sequence[float]], microbatches: Sequence[int], devices: int = 1) -> float:
-    """Return the computing time of a step, that of the slowest pipeline: its first microbatch passes all stages, each
-    further one waits for the longest stage.
+    """Return the computing time of a step, that of the slowest pipeline: its first microbatch passes all stages, and
+    each further one adds the time of one device of the longest stage.
 
     Transfers take no time. seconds: the time of a microbatch's forward and backward, [pipeline][stage]. microbatches:
     their number in each pipeline. devices: how many devices share a stage's layers, about evenly.
@@ -152,7 +152,7 @@ class WorkEstimate:
 class Speeds:
     """The slowness of workers, by comparison with workers that ran the same layers."""
 
-    # of each worker; the median of comparable workers is 1, of two the faster one, since faults make workers slower
+    # of each worker, relative to the lower median of comparable workers, itself included: faults only slow workers down
     slowness: Mapping[WorkerId, float]
     seconds: Mapping[Layers, float]  # of layers, for a worker of slowness 1
     # the workers that each worker can be compared with; may be empty

@@ -34,7 +34,7 @@ from bamboo_core.planning.steps.step_times import AlikePipelines, StepModel
 from bamboo_core.planning.steps.worker_memory import fitting_split, most_bytes
 
 MANY: Final = 1 << 40  # microbatches
-ALIKE: Final = 0.05  # times that differ by less lead to the same choice
+ALIKE: Final = 0.05  # relative: times that differ by less count as equal
 _SIZES: Final = attrgetter("parameters", "optimizer", "gradients", "activations", "boundary")
 
 

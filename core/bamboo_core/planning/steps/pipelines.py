@@ -125,7 +125,7 @@ class _Cell:
     done: int = 0
     arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of arrived frames
     begins: float = 0.0  # the second before which it does not run
-    ends: tuple[int, ...] = ()  # of its groups whose sums another worker would keep
+    ends: tuple[int, ...] = ()  # the microbatch after each group that may be skipped, as in `StepLoss.kept`
     left: int = 0  # the first microbatch whose gradients are summed; earlier ones run for their frames only
 
     @cached_property

@@ -49,7 +49,7 @@ def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tu
 
 
 def machine(device: WorkerId) -> str:
-    """Return the machine of a device. A worker's devices share its connections, and need none among themselves."""
+    """Return the machine of a device: its worker, whose devices share connections and need none among themselves."""
     return device.partition(_BETWEEN)[0]
 
 
@@ -58,13 +58,13 @@ ALMOST: Final = 1 - 1e-9  # lowers bounds, as sums of floats depend on their ord
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Seconds and bytes of each stage: its layers' sums, passes with the engine's overhead; `boundary`: its output."""
+    """The seconds and bytes of each stage, summed over its layers."""
 
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    update: tuple[float, ...]
-    boundary: tuple[int, ...]
-    gradients: tuple[int, ...]
+    forward: tuple[float, ...]  # seconds of a microbatch, with the engine's overhead
+    backward: tuple[float, ...]  # the same
+    update: tuple[float, ...]  # seconds of the optimizer's step
+    boundary: tuple[int, ...]  # bytes of a microbatch's output: only that of the stage's last layer
+    gradients: tuple[int, ...]  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class AlikePipelines:
     plan: Plan
     layout: Layout
     pipelines: int  # the number of pipelines
-    sums: frozenset[tuple[float, ...]]  # when those that each sends are finished (`sums_finished`)
+    sums: frozenset[tuple[float, ...]]  # when the sums that a pipeline sends are finished (`sums_finished`)
 
 
 class StepModel:
@@ -289,7 +289,7 @@ class StepModel:
         stages, network = self.stages(plan.stages), self.figures.network
         sent: Counter[str] = Counter()
         taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are taken
-        synced: defaultdict[str, float] = defaultdict(float)  # the same for its replicas, if it runs several stages
+        synced: defaultdict[str, float] = defaultdict(float)  # until when it syncs replicas, if it runs several cells
         devices = self._spec.worker.devices
         run = {(machine(plan.at(part).owner), cell_of(part, devices)) for part in starmap(Cell, ends)}
         runs = Counter(one for one, _ in run)  # the number of cells of each machine
@@ -310,7 +310,7 @@ class StepModel:
                 done = over + 2 * network.latency
             for cell in cells:
                 owner, strict = machine(plan.at(cell).owner), plan.at(cell).replicas
-                if strict and runs[owner] > 1:  # a loss must not repeat it, so replicas come first
+                if strict and runs[owner] > 1:  # replicas come first, as a lost step might not be repeatable
                     synced[owner] = max(done, synced[owner]) + self._sync(stages.gradients[s], 1) - network.latency
                     ready = max(ready, synced[owner] + network.latency)
                 ready = max(ready, done)

@@ -5,9 +5,9 @@ sizes that workers report, for `bamboo validate --load` from the task (`bamboo_t
 
 `fitting_split` finds the fastest split of the layers over stages that fits into memory. A fast stage may be large in
 memory: a wide embedding, or the first stages, which keep the most microbatches in flight. A worker's need also depends
-on its neighbours' stages, as it holds copies of them and may have to run them. So the search is for the largest share
-of memory that a stage may have, counted with its own copies: for each share the split with the shortest longest stage
-is found exactly, and the exact account of all workers decides whether it fits.
+on its neighbours' stages, as it keeps their replicas and may have to run them. So the search is for the largest share
+of memory that a stage may take together with its own replicas: for each share it finds the split with the shortest
+longest stage, and the exact account of all workers decides whether that split fits.
 """
 
 from bisect import bisect_right
