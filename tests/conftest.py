@@ -45,7 +45,7 @@ FIRST = (
     "test_examples",
     "test_transport",
 )
-# Files with one of these words are one group: they start the cluster, or import torch's compiler or transformers.
+# Files with the same word of these are a group: they start the cluster, or import torch's compiler or transformers.
 TOGETHER = {"cluster_kit": "cluster", "transformers": "transformers", "compiled_fixtures": "compiled"}
 # Kits have asserts and fixtures: tests import them, and name those with fixtures as plugins.
 pytest.register_assert_rewrite("operator_process", *(kit.stem for kit in (ROOT / "tests/support").glob("*_kit.py")))

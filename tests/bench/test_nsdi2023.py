@@ -24,7 +24,7 @@ def run(moments: list[Moment], minutes: float, *, workload: Workload = TINY) -> 
 
 
 def add(*nodes: str, at: int = 0) -> list[Moment]:
-    """Return additions from millisecond `at` on, one in each, for a certain order; the nodes share a rendezvous."""
+    """Return additions in this order, a millisecond apart, from millisecond `at` on; the nodes share a rendezvous."""
     return [(at + number, True, node) for number, node in enumerate(nodes)]
 
 
@@ -74,7 +74,7 @@ def test_a_run_agrees_with_the_published_program_to_the_last_digit(row: dict[str
     ],
 )
 def test_the_published_means_of_1000_seeds(rate: float, figures: tuple[float, ...]) -> None:
-    """At rate 0.50 the published table has 24.53 USD an hour, but the published program, too, computes 24.5247."""
+    """At rate 0.50 the published table has 24.53 USD an hour; the published program computes 24.5247, as `simulate`."""
     runs = [simulate(BERT, HourlyNodes(seed, rate, BERT.capacity), steps=BERT.steps) for seed in range(1, 1001)]
     mean = spread(runs).mean
     order = ("preemptions", "interval", "lifetime", "fatal", "nodes", "throughput", "usd_per_hour", "value", "hours")

@@ -1,4 +1,4 @@
-"""Bamboo and all strategies under the same nodes: properties of each, and cases that cannot be compared."""
+"""Bamboo and all strategies under the same traces: properties of their results, and refused comparisons."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,7 +50,7 @@ def test_on_demand_nodes_are_at_least_as_fast_as_published(job: ComparedJob) -> 
 
 
 def test_bamboos_figures_are_the_coordinators(job: ComparedJob) -> None:
-    """Throughput is 90 to 100 % of that of the fastest grid at every moment; all time is accounted for."""
+    """Throughput is 90 to 100 % of that without pauses on the fastest grid at every moment; the times add up."""
     trace = made(job, 0.3, hours=2.0)
     runs = CoordinatorRuns(job, trace)
     found = runs.best(Aim.THROUGHPUT)

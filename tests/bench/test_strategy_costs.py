@@ -24,7 +24,7 @@ def test_a_step_takes_what_the_coordinator_expects_of_it(schedule: str) -> None:
 
 
 def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_each_grid() -> None:
-    """If the job names no schedule, a grid's step takes the fastest schedule that fits into memory."""
+    """If the job names no schedule, each grid runs the fastest schedule that fits into memory."""
     free, plain, late = (costs_of(profile(), 8, schedule) for schedule in (None, "1F1B", "ZBH1"))
     for grid in (Grid(1, 2), Grid(3, 1), Grid(4, 2)):
         assert free.step(grid) == min(plain.step(grid), late.step(grid))
@@ -53,7 +53,7 @@ def test_lost_places_make_a_step_longer_by_what_their_peers_have_to_do() -> None
 
 
 def test_a_published_model_is_trained_with_microbatches_for_which_copies_fit() -> None:
-    """BERT on 12 stages of 16 GB has memory for a neighbour's stage with one sample, but not with two."""
+    """With 12 stages BERT leaves room for a neighbour's stage in 16 GB if a microbatch has one sample, but not two."""
     assert published_job(read_profile("bert-v100")).spec.training.micro_batch_size == 1
     assert published_job(read_profile("vgg-v100")).spec.training.micro_batch_size == 8
 

@@ -1,4 +1,4 @@
-"""Each published policy, worked out by hand: restarts, memory checkpoints, quorum, rerouting, templates."""
+"""Short runs of each published policy, computed by hand: restarts, memory checkpoints, quorum, rerouting, templates."""
 
 import pytest
 
@@ -38,8 +38,8 @@ def test_restarts_grow_right_after_a_checkpoint_if_that_pays() -> None:
 
 
 def test_morphing_chooses_the_stages_anew() -> None:
-    """With 3 nodes and stages of 1 to 2 s a step takes (3 x 4) s on three pipelines of one stage, and (8 + 2) x 2 s on
-    one pipeline of three stages.
+    """With 3 nodes and 4 layers of a second each, a step takes 3 x 4 s on three pipelines of one stage, but
+    (8 + 2) x 2 s on one pipeline of three stages, of which one has two layers.
     """
     policy = Restarting(costs=COSTS, choices=(1, 2, 3), saving=NEVER, mtbf=1e9)
     found = run(policy, (0, "a b c", ""), duration=130)
@@ -82,7 +82,7 @@ def test_memory_checkpoints_replay_a_window_with_a_spare_node() -> None:
 
 
 def test_a_quorum_goes_on_without_the_replica_that_lost_a_node() -> None:
-    """The spare e completes b's replica, which returns after detection, a regroup, a rendezvous and a regroup."""
+    """The spare e completes b's pipeline, which returns after detection, a regroup, a rendezvous and a regroup."""
     policy = Quorum(costs=COSTS, grid=Grid(2, 2), saving=NEVER)
     found = run(policy, (0, "a b c d e", ""), (100, "", "b"), duration=200)
     assert found.samples == pytest.approx(70 * 0.8 - 4 + RENDEZVOUS * 0.4 + (200 - 151) * 0.8)

@@ -45,7 +45,7 @@ def test_every_rule_between_fields_is_broken_once() -> None:
     broken = {re.sub(r"\.\d+(?=\.)", "[]", refusal) for changes, _ in RULES for refusal in refusals(changed(changes))}
     for path, node in nodes():
         for rule in node.get("x-kubernetes-validations", ()):
-            if "oldSelf" not in rule["rule"] and "self.matches(" not in rule["rule"]:  # of which each edit of a text is
+            if "oldSelf" not in rule["rule"] and "self.matches(" not in rule["rule"]:  # the last test edits texts
                 assert f"{path}{rule.get('fieldPath', '')}: {rule['message']}" in broken
 
 

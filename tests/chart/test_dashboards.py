@@ -127,7 +127,7 @@ def test_every_metric_is_looked_at_somewhere() -> None:
     looked_at |= {metric.name for alert in alerts() for metric, _ in _metrics(alert["expr"])}
     unseen = {metric.name for metric in EVERY_METRIC} - looked_at
     assert unseen == {
-        "bamboo_job_metric",  # of the task's own, which a dashboard does not know
+        "bamboo_job_metric",  # the task's own metrics, unknown to dashboards
         "bamboo_job_lost_samples_total",  # for a query of one's own, when a node is lost in a strange way
         "bamboo_worker_compile_seconds",  # once for a stage, before it is run
     }

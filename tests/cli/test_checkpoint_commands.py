@@ -28,7 +28,7 @@ def bamboo(*words, code=0):
 
 @pytest.fixture
 def kept(tmp_path):
-    """Return a folder and its manifests by step: 40, 60 sound; 20 lacks a file; 80 has a changed one; 100 has none."""
+    """Return a store's folder and manifests by step. 20 lacks a file, 80 has a changed file, 100 has no manifest."""
     folder = tmp_path / "run"
     store, files = CheckpointStore(str(folder), StoreLimits(tries=1)), LocalFiles(str(folder))
     manifests = {step: save(store, step) for step in (20, 40, 60, 80)}

@@ -183,11 +183,11 @@ def test_a_task_that_ends_its_worker_is_judged_by_its_exit_code_and_found_in_the
     ],
 )
 def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said: bool, number: signal.Signals) -> None:
-    """A signal at the start, in training, or between or in the second of --verify's runs leaves no process or file."""
+    """A signal at the start, in training, between --verify's two runs, or in the second leaves no process or file."""
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     setting = f"TMPDIR={scratch}"
-    # Where it comes before a second run trains, the first one may be short.
+    # If the signal comes before a second run trains, the first one may be short.
     manifest = SPIRALS.replace("steps: 600", "steps: 10") if seen == ["the same job again"] else SPIRALS
     command = ["env", setting, *BAMBOO, "run", write(tmp_path, manifest), "--verify"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
@@ -206,7 +206,7 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
 
 
 def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: Path) -> None:
-    """The first run saves its state at Ctrl-C; the second goes on from that state until a second Ctrl-C ends it."""
+    """At Ctrl-C the first run saves its state; the second goes on from there, and ends when Ctrl-C is pressed twice."""
     setting = f"TMPDIR={tmp_path}/tmp"
     (tmp_path / "tmp").mkdir()
     checkpoint = f"checkpoint: {{storage: 'file://{tmp_path}/store', everySteps: 1000000}}"

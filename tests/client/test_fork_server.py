@@ -20,7 +20,7 @@ from cluster.children import is_alive
 from folders import TASK_PATH
 from waiting import in_time
 
-SECONDS = 60.0  # that a test waits for something
+SECONDS = 60.0  # the longest wait of a test
 LONG = 600.0
 
 

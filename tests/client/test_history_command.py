@@ -24,7 +24,7 @@ def test_the_evaluation_of_the_last_state_is_told_with_the_steps_that_it_has_see
 
 
 def test_the_output_of_a_run_tells_its_history_wherever_its_checkpoints_are(kept, tmp_path):
-    """A run whose checkpoints are elsewhere leaves in its output only the history that it writes at its end."""
+    """If checkpoints are elsewhere, the output has no history but history.jsonl, which the run writes at its end."""
     output = tmp_path / "output"
     output.mkdir()
     (output / "history.jsonl").write_bytes(to_lines([step(1), step(2)]))

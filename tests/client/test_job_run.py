@@ -160,7 +160,7 @@ GOLDEN = [(13, 13, 0, 100000), (9, 11, 0, 100000), (9, 9, 0, 100000), (6, 6, 0, 
     [(4, 1), (4, 4), pytest.param(7, 1, marks=pytest.mark.slow), pytest.param(2, 4, marks=pytest.mark.slow)],
 )
 def test_losses_every_third_of_a_step_do_not_hold_it_for_ever(stages: int, pipelines: int) -> None:
-    """Losses every third of a 188 s step, each replaced after a tenth of a step, never make a step 4 times as long."""
+    """Workers lost every third of a 188 s step, and replaced 18.8 s later, never make a step four times as long."""
     document, step, count = manifest(stages, pipelines, 32 * pipelines), 188.0, stages * pipelines
     forward, network = step / (32 + stages - 1) / 3, Network(flow=1e9, machine=2e9, latency=0.001)
     model = profile(stages, network, forward=forward, backward=2 * forward, gradients=10**9, boundary=10**7)

@@ -20,7 +20,7 @@ def pinned(pod: dict[str, Any], **more: Any) -> JobSpec:
 
 
 def affinity(*terms: tuple[str, list[str]]) -> dict[str, Any]:
-    """Return a pod spec with a required affinity to zones. terms: alternatives, each an operator and zones."""
+    """Return a pod spec with a required affinity to zones. terms: alternatives, each "In" or "NotIn", and zones."""
     found = [{"matchExpressions": [{"key": ZONE, "operator": how, "values": zones}]} for how, zones in terms]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": found}}
     return {"affinity": {"nodeAffinity": required}}

@@ -44,7 +44,7 @@ def test_a_price_files_profiles_are_seen_from_its_folder(tmp_path: Path) -> None
 
 
 def test_a_list_that_comes_with_bamboo_is_read_by_its_name() -> None:
-    """Each machine in a shipped list has a known device, and costs at least as much on demand as spot."""
+    """A shipped list has machines with all known devices; each costs at least as much on demand as spot."""
     name = shipped_prices()[-1]
     found = read_prices(name)
     assert name in found.source or "2026-11" in found.source

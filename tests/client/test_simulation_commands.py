@@ -135,7 +135,7 @@ def budgeted(folder: Path, budget: dict[str, str]) -> None:
 
 
 def test_the_budget_of_the_manifest_bounds_the_plan(files: Path) -> None:
-    """The plan heeds the manifest's budget; the job takes about a quarter of an hour and a quarter of a dollar."""
+    """The plan keeps to the manifest's budget.money and budget.doneBy; the flag --budget replaces budget.money."""
     date = (datetime.now(UTC) + timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
     budgeted(files, {"money": "50", "doneBy": date})
     done = invoke(files, *QUICK)

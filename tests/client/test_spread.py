@@ -1,4 +1,4 @@
-"""Spread policies keep pipelines in a zone: at the start, at replacements, and when a job grows."""
+"""Spread policies that keep pipelines in a zone: at the start, at replacements, and when a job grows."""
 
 from collections import Counter
 

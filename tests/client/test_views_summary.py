@@ -54,7 +54,7 @@ def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
-    """The summary says how many steps were not kept, but does not count their samples as left out."""
+    """The summary of an incomplete run says how many steps were not kept; their samples do not count as left out."""
     summary = ran(STATUS, outcome, "Reason", output="/out")
     text, document = to_text(summary), json.loads(to_json(summary))
     assert text.startswith(f"job: {outcome}, Reason. a sentence\n")

@@ -50,7 +50,7 @@ def test_a_window_from_the_beginning_is_the_trace() -> None:
 
 @given(st.integers(1, 30), st.floats(0.0, 1.0), st.floats(0.01, 3.0))
 def test_there_are_as_many_nodes_as_in_the_trace_at_that_time(seed: int, begin: float, rounds: float) -> None:
-    """`window` ends in `make_trace`, which refuses a node that is added twice, or removed while it is absent."""
+    """`window` calls `make_trace`, which refuses a node that is added twice, or removed while it is absent."""
     trace = generate(Generation(nodes=6, hours=3, removal=0.5, addition=0.7, zones=("a", "b")), seed)
     start = begin * trace.duration
     found = window(trace, start, rounds * trace.duration)

@@ -39,7 +39,7 @@ def chosen_grid(policy: str) -> JobRun:
 
 
 def test_what_crosses_zones_is_counted_and_paid_for() -> None:
-    """In each step 6 outputs and 6 gradients cross a boundary between stages, and each of 4 workers sends 100 bytes."""
+    """With Interleave each step sends 6 outputs, 6 gradients of inputs, and 100 bytes of each worker across zones."""
     found = {
         policy: run(two_pipelines(policy), over_zones("ababab"), price=2.0, zone_price=0.5).figures
         for policy in ("Interleave", "ZonePerPipeline", "SingleZone")

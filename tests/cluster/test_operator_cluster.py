@@ -53,7 +53,7 @@ def test_a_job_survives_strangers_and_the_loss_of_its_nodes_and_of_its_operator(
     )
     installed.untaint(nodes[victim], "cloud.google.com/impending-node-termination")
 
-    # a machine vanishes
+    # a worker is killed
     status = job.wait(lambda s: victim not in s["plan"] and condition(s, "Degraded")["status"] == "False")
     before = status["preemptions"]
     row = owners(job.status())
@@ -63,7 +63,7 @@ def test_a_job_survives_strangers_and_the_loss_of_its_nodes_and_of_its_operator(
     job.wait(lambda status: status["preemptions"] > before)
     assert f"lost {on_it[0]}" in job.told("Takeover")
 
-    # the operator dies, and a worker while it is away
+    # the operator is killed; the job goes on with the next one
     operator.kill()
     at = job.status()["training"]["step"]
     time.sleep(1)

@@ -45,7 +45,7 @@ class Shell:
 
     def type(self, *words: str, code: int = 0) -> str:
         """Run a command in this process, which is faster than starting another one. Return its output, or its errors if
-        it must fail. The command does not load the task, which would take seconds.
+        the expected exit code is not 0. The command does not load the task, which would take seconds.
         """
         if words[0] in ("submit", "run"):
             words += ("--no-load",)

@@ -1,4 +1,4 @@
-"""Manifests of checkpoints: sound files are read, others refused, and differences between data records named."""
+"""Manifests of checkpoints: sound ones are read, others refused. `difference` says how two datasets differ."""
 
 import hashlib
 import json

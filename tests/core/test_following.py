@@ -162,7 +162,7 @@ def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> N
 
 
 def test_a_job_that_goes_back_does_not_wait_for_its_whole_grid() -> None:
-    """A job restores at once with two workers left of six: stabilizationSeconds delays growth only."""
+    """A job restores within 30 s with two workers left of six, although stabilizationSeconds is 600."""
     one = chosen(6, pipelines=1, stabilizationSeconds=600, minStages=2)
     more = {"redundancy": {"mode": "None"}, "checkpoint": {"storage": "s3://a/b", "everySteps": 50}}
     document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
@@ -188,7 +188,7 @@ def crammed(**more: Any) -> JobRun:
 
 
 def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -> None:
-    """With a store, three workers without memory for copies train; six hold copies again, in two pipelines."""
+    """Three workers without memory for copies train only with a store; six form pipelines with each other's copies."""
     without, one = crammed(), crammed(checkpoint={"storage": "s3://a/b", "everySteps": 20})
     rates = GridRates(one.profile.figures, one.spec, 9_000)
     assert not any(map(rates.fits, bounded_grids(one.spec, len(rates.figures.layers), 3)))
@@ -258,7 +258,7 @@ def test_on_a_fixed_grid_replicas_need_room_if_other_pipelines_hold_the_stages(m
 
 
 def on_eight(chooses: tuple[str, ...] = ("stages", "pipelines"), **elastic: Any) -> Slowed:
-    """Return a job with measured layers whose grid fills eight workers, the most that it may have."""
+    """Return a job that has measured its layers, and whose grid has eight cells, one for each allowed worker."""
     world = Slowed(*((1, 8) if chooses == ("pipelines",) else (8, 1)), 0, chooses=chooses, elastic=elastic)
     world.train(60)
     assert grid_of(world.state.current_plan).cells == 8
@@ -289,7 +289,7 @@ def test_a_grid_that_an_edit_puts_out_of_bounds_is_left_although_none_is_faster(
 
 
 def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slowed:
-    """Return a job with a cheap first layer of `wide` bytes of parameters. flying: activation bytes of other layers."""
+    """Return a job with a cheap first layer of `wide` bytes of parameters. flying: activation bytes per other layer."""
 
     def layer(parameters: int, optimizer: int, gradients: int, activations: int) -> LayerBytes:
         return LayerBytes(

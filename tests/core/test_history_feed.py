@@ -1,4 +1,4 @@
-"""The events that the coordinator's shell sends to the root for the job's history."""
+"""Events on their way to the job's history: each is kept until the root confirms it, and their number is bounded."""
 
 from bamboo_core.control.protocol import Hello, HistoryKept, Received, WorkerJoined
 from bamboo_core.coordinator.events import Emit, Tick

@@ -137,7 +137,7 @@ def test_a_notice_of_the_cloud_counts_as_a_loss_and_our_own_does_not() -> None:
 
 
 def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> None:
-    """A lost worker counts once, in whichever order its closed channel, a commit and the shell's report arrive."""
+    """A lost worker counts as one loss, whether `WorkerLost` comes at once, after its channel closed, or never."""
     orders = {
         "known at once": [WorkerLost("w1", "its node is gone")],
         "it failed": [WorkerLost("w1", "exited", 1)],

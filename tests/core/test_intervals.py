@@ -13,7 +13,7 @@ from checkpoint_world import made
 
 
 def free(state: CoordinatorState, *seconds: float) -> CoordinatorState:
-    """Return the state of a job without a checkpoint interval in its manifest. seconds: of each of the newest steps."""
+    """Return the state of a job without a checkpoint interval in its manifest. seconds: how long recent steps took."""
     assert state.spec.checkpoint is not None
     spec = replace(state.spec, checkpoint=replace(state.spec.checkpoint, every_steps=None))
     return replace(state, progress=replace(state.progress, step_seconds=seconds), terms=replace(state.terms, spec=spec))
@@ -52,7 +52,7 @@ def test_cost_is_weighed_against_repeated_steps_within_bounds(
 
 @pytest.mark.parametrize(("seconds", "expected"), [((), 200), ((0.01,), 200), ((10.0,), 16), ((900.0,), 1)])
 def test_of_a_job_without_a_history_a_loss_in_four_hours_is_assumed(seconds: tuple[float, ...], expected: int) -> None:
-    """Without a history, a loss in four hours and 1 s per checkpoint are assumed: sqrt(2 x 1 x 14,400) = 170 s."""
+    """Without a history, a loss in 4 h and 1 s per checkpoint are assumed: sqrt(2 x 14,400) = 170 s, max. 200 steps."""
     assert steps(made().state) == 8, "as the manifest says"
     assert steps(free(made().state, *seconds)) == expected
 

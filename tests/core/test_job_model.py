@@ -1,4 +1,4 @@
-"""The generic reader of the API's types: fields and their marks, as annotations declare them."""
+"""The fields of the API's types and their marks, as `api_fields` reads them from annotations."""
 
 from bamboo_core.job.model import (
     Mark,

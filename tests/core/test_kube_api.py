@@ -31,7 +31,7 @@ print(json.dumps({"apiVersion": os.environ["SPOKEN"], "kind": "ExecCredential", 
 
 
 def plugin(folder: Path, body: str = PLUGIN, spoken: str = V1, **status: str) -> dict[str, Any]:
-    """Write a credential plugin; return the kubeconfig user that runs it. spoken: API version. status: its answer."""
+    """Write a credential plugin; return its kubeconfig user. spoken, status: API version and fields of its answer."""
     path = folder / "plugin"
     path.write_text(f"#!{sys.executable}\nimport json, os, sys\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -17,7 +17,7 @@ FAST = Network(flow=1e15, machine=1e15, latency=0.0)
 
 
 def group(stages: int, microbatches: int, **changes: Any) -> Group:
-    """Return a pipeline with forwards of 1 s, backwards of 2 s and empty tensors. changes: other fields."""
+    """Return a pipeline with forwards of 1 s, backwards of 2 s and empty tensors. changes: fields to replace."""
     made = Group(
         forward=(1.0,) * stages,
         backward=(2.0,) * stages,
@@ -112,7 +112,7 @@ def test_the_owners_of_a_stage_share_what_a_lost_one_ran() -> None:
 
 @pytest.mark.parametrize("pipelines", [1, 4])
 def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
-    """Given gradient sums of finished groups, a loss costs under 55 % of a step on average, under 25 % late in it."""
+    """If the heir has sums of finished groups, a loss costs under 55 % of a step on average, a late one under 25 %."""
     one = four_pipelines(32) if pipelines == 4 else group(4, 32)
     calm, extra = execute(one).end, list[float]()
     for stage, tenth in itertools.product(range(4), range(10)):
@@ -152,7 +152,7 @@ def test_what_a_keeper_gave_is_run_after_all_when_the_stage_behind_is_lost() -> 
 
 @given(st.data())
 def test_whoever_runs_which_microbatches_the_step_ends(data: st.DataObject) -> None:
-    """A step ends without a deadlock, whichever workers run which contiguous ranges of several cells."""
+    """A step ends without a deadlock, whichever workers run which ranges of the microbatches of several cells."""
     draw, microbatches = data.draw, data.draw(st.integers(1, 12))
     one = four_pipelines(microbatches)
     runs = []

@@ -21,7 +21,7 @@ from world import World, back, restarted, silence
 
 
 def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> None:
-    """A restarted coordinator does not wait for workers that its plan names, but for which the shell finds no pods."""
+    """A restarted coordinator does not wait for workers of its plan whose pods are gone, as `WorkersAbsent` reports."""
     world = World(4, 1, 0)
     world.settle()
     plan = world.plan

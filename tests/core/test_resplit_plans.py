@@ -256,7 +256,7 @@ def test_places_go_to_who_has_most_of_what_they_need(
     before: tuple[int, int], after: tuple[int, int], in_order: tuple[int, int], by_layers: tuple[int, int]
 ) -> None:
     """Workers lack fewer layers, or as many, if each gets the stage of which it holds the most. in_order, by_layers:
-    how many layers the neediest worker lacks, and all workers together, if stages go in order, or by held layers.
+    (the most layers that a worker lacks, their sum over all workers), for stages in order and by held layers.
     """
     there = peers(before[0] * before[1])
     first = planned(*before, there)

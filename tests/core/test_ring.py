@@ -34,7 +34,7 @@ def test_the_shadow_is_the_nearest_other_predecessor() -> None:
 
 
 def test_the_ends_of_a_pipeline_are_neighbours_too() -> None:
-    """The last stage is next to the first: from zones b, c, a, c and b, the row b, c, b, a keeps neighbours apart."""
+    """The last stage is next to the first: a row of four of the zones b, c, a, c and b keeps all neighbours apart."""
     peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zone) for i, zone in enumerate("bcacb")]
     plan = initial_plan(peers, ((0, 1), (1, 2), (2, 3), (3, 4)), 1, training(8), RedundancySpec())
     zone = {p.worker: p.zone for p in peers}
@@ -109,7 +109,7 @@ def test_neighbours_share_a_node_only_where_no_ring_is_better(
     st.randoms(use_true_random=False),
 )
 def test_any_node_of_even_ones_may_be_lost(grid: tuple[int, int], per_node: int, replicas: int, order: object) -> None:
-    """If nodes have `per_node` workers, the last one maybe fewer, every stage survives the loss of any node."""
+    """Any node may be lost if each has `per_node` workers, at most half of the job's; the last one may have fewer."""
     depth, pipelines = grid
     assume(per_node <= pipelines * (depth // 2))
     peers = on_nodes([chr(97 + i // per_node) for i in range(depth * pipelines)])

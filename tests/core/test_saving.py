@@ -1,4 +1,4 @@
-"""The coordinator's checkpoints: when it requests one, who writes it, and when it is complete."""
+"""The coordinator's checkpoints: when it requests one, which workers write the parts, and when one is complete."""
 
 import pytest
 

@@ -124,7 +124,7 @@ def test_what_was_committed_before_a_coordinator_was_made_is_not_counted_as_new(
 
 @pytest.mark.parametrize("lost", ["the operator and all workers", "all at a suspension that kept nothing"])
 def test_a_new_coordinator_knows_from_its_shell_what_has_to_be_repeated(lost: str) -> None:
-    """A new coordinator counts repeated steps from the earlier progress that its shell passes to it."""
+    """A new coordinator counts repeated steps from the `EarlierProgress` that `coordinator.initial` gets."""
     world = made()
     earlier = EarlierProgress(step=13, step_seconds=2.0)
     resumed = lost == "the operator and all workers"

@@ -1,4 +1,4 @@
-"""Step times: formulas of 1F1B worked out by hand, and properties of all plans."""
+"""Step times: values of 1F1B worked out by hand, and properties that hold for any plan."""
 
 import msgspec
 import pytest
@@ -25,8 +25,8 @@ def test_a_step_is_the_pipeline_then_the_reduction_over_pipelines() -> None:
 
 
 def test_all_sums_but_the_last_are_sent_while_later_microbatches_are_computed() -> None:
-    """Each of four pipelines runs 3 microbatches of 12 s. Two have the sum of 2 of them after 24 s, and send it at
-    once; all exchange the sums of the rest, and then the reduced chunks, after 36 s.
+    """Each of four pipelines runs 3 microbatches of 12 s. Two send the sum of 1 microbatch after 12 s, and two that of
+    2 after 24 s; all exchange the sums of the rest, and then the reduced chunks, after 36 s.
     """
     for rate in (100.0, 5.0):
         each = 100 / rate  # three chunks of 100 bytes, on a link each

@@ -94,7 +94,7 @@ def placed(**where: str) -> dict[str, Peer]:
 
 
 def four_stages(*replicas: tuple[str, ...]) -> Plan:
-    """Return a plan of w0 to w3, on nodes a and b in turn. replicas: by stage; default: the owner before it."""
+    """Return a plan of w0 to w3, on nodes a and b in turn. replicas: by stage; default: the previous stage's owner."""
     peers = placed(w0="a", w1="b", w2="a", w3="b")
     plan = initial_plan(list(peers.values()), tuple((s, s + 1) for s in range(4)), 1, TRAINING, RedundancySpec())
     held = replicas or tuple((f"w{(s - 1) % 4}",) for s in range(4))
@@ -157,8 +157,8 @@ def test_stages_whose_holders_are_all_on_one_node_get_a_replica_on_a_spare_one()
 
 
 def resizing(plan: Plan, pipelines: int, more: int = 0, filled: bool = True, leaving: str = "") -> PlanningView:
-    """Return the planner's view of a plan whose number of pipelines is to change. filled: the replicas on spare workers
-    are in step.
+    """Return the planner's view of a plan whose job should have `pipelines` pipelines. filled: the future owners of new
+    pipelines hold their stages in step. leaving: a worker under notice.
     """
     made = replica_kit.view(plan, more=more, pipelines=pipelines, leaving={leaving: Urgency.NONE} if leaving else {})
     synced = frozenset((Cell(0, cell.stage), worker) for cell, worker in owners_of_new_rows(made).items())

@@ -46,7 +46,7 @@ def test_memory_is_counted_for_a_device() -> None:
 
 @pytest.mark.parametrize(("norm", "expected"), [(None, 300 + 100), (1.0, 300 + 2 * 100)])
 def test_a_worker_that_runs_a_stage_for_two_pipelines_has_its_state_once(norm: float | None, expected: int) -> None:
-    """The worker has a gradient sum for each pipeline, and one final gradient, with a copy if it is clipped."""
+    """The need is largest in the update: one state and one final gradient, with a copy if gradients are clipped."""
     one = job(3, 2, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, max_gradient_norm=norm))
     assert [device_bytes(one.profile.figures, spec, taken_over=over) for over in (False, True)] == [expected] * 2

@@ -29,7 +29,7 @@ def test_what_a_worker_invents_is_not_kept() -> None:
 
 
 def test_what_loggers_lack_is_told_although_the_job_is_over() -> None:
-    """Warnings about loggers and callbacks count even after a job's end, since only workers know of them."""
+    """The coordinator emits workers' reports on loggers and callbacks even after a job's end, but none on history."""
     world = World(2, 1, 0)
     world.settle()
     world.tell(Received("w0", protocol.WorkerFailed(reason="TaskFailed", message="no")))

@@ -136,7 +136,7 @@ def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
 
 
 def frozen(world: World, worker: str) -> None:
-    """Let the others miss a frozen worker, and the shell kill it."""
+    """Lose a frozen worker: the coordinator misses it, and then its process is killed."""
     miss(world, worker)
     world.tell(WorkerLost(worker, "was killed by SIGKILL", removed=True))
 

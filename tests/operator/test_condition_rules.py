@@ -120,7 +120,7 @@ def test_a_job_that_does_not_follow_its_newest_manifest_is_degraded():
 @pytest.mark.parametrize("status", [None, said(phase="Recovering")])
 @pytest.mark.parametrize(("pods", "ready"), [(2, ("True", "WorkersReady")), (1, ("False", "WorkersMissing"))])
 def test_an_operator_that_takes_over_vouches_for_nobody_whom_it_has_not_heard(status, pods, ready):
-    """A new operator reports Protected only once all workers have reconnected; it sees at once which have no pod."""
+    """Until workers report, a new operator sets Protected to False; it sets WorkersReady at once, from their pods."""
     before = seen(said(), pods={"": 2})
     assert {"Protected", "WorkersReady"} <= holding(before).keys()
     for found in (after := seen(status, before, pods={"": pods}), seen(status, after, pods={"": pods})):
@@ -174,7 +174,7 @@ def test_a_job_of_which_no_grid_fits_says_so():
 
 
 def test_a_restarted_operator_wants_as_many_workers_as_the_one_before():
-    """The job may have eight workers; the coordinator holds two, as no more are worth their price."""
+    """The job may have eight workers; the coordinator wants two, as no more are worth their price."""
     pool = [{"name": "spot", "pricePerHour": "1"}]
     spec = job(topology=None, elastic={"objective": "Value", "maxWorkers": 8}, nodePools=pool)
     before = seen(said(wanted=2, workers=BUSY), spec=spec, pods={"spot": 2})
@@ -195,7 +195,7 @@ def test_what_a_job_waits_for_in_its_queue_is_told_whether_or_not_it_trains_with
 
 
 def test_who_applies_a_manifest_reads_what_may_surprise_in_its_condition() -> None:
-    """The condition repeats a manifest's warnings, since kubectl shows none of them."""
+    """The Accepted condition's message contains the manifest's warnings, since kubectl apply prints none of them."""
     spec = job(spread={"policy": "SingleZone"})
     found = conditions(seen(PENDING, spec=spec, surprises=tuple(warnings(spec))))["Accepted"]
     assert (found["status"], found["reason"]) == ("True", "Accepted")

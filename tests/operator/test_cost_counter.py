@@ -113,7 +113,7 @@ def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_mor
 
 
 def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(clock: list[float]) -> None:
-    """Only one of two workers has joined; the watch reports that worker's node an hour later."""
+    """Only one of two workers has joined; the watch reports that worker's node two hours later."""
     counter, cluster = counter_of(*(stored(number, phase="Pending", where=SPOT) for number in range(2)))
     pools = priced("3", "10").node_pools
     counter.count(pools, joined={"tiny-w0"})

@@ -37,7 +37,7 @@ def workers(**states: WorkerState) -> Any:
         ({"grid": (), "phase": "Pending"}, FOUR, 4, None),
         ({"grid": (HALF,)}, FOUR | {"redundancy": {"mode": "None"}}, 4, None),
         ({"grid": (ROW, HALF)}, {"topology": {"stages": 4, "pipelines": 2}, "redundancy": {"mode": "None"}}, 8, 8),
-        ({"grid": ((("w0", False),),)}, {"topology": {"stages": 1, "pipelines": 1}}, 1, None),  # it never could be
+        ({"grid": ((("w0", False),),)}, {"topology": {"stages": 1, "pipelines": 1}}, 1, None),  # needs a second worker
         ({"grid": ((("w0", False),),)}, {"topology": {"stages": 1, "pipelines": 1}, "standby": {"workers": 1}}, 1, 1),
     ],
 )

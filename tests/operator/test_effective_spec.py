@@ -1,4 +1,4 @@
-"""The spec in force for a job: the newest one or, while workers train, the accepted one; and events about refusals."""
+"""The spec in force: the newest one or, while workers train, the accepted one with allowed edits; refusal events."""
 
 from copy import deepcopy
 from typing import Any
@@ -65,7 +65,7 @@ def body(document: dict[str, Any], generation: int = 1, **status: Any) -> dict[s
 
 
 def trains(document: dict[str, Any]) -> str:
-    """Return the plan record in the status of a job whose workers train this manifest."""
+    """Return a status's plan record for a job whose workers train the task of this manifest."""
     rows = tuple(tuple(assignment.owner for assignment in row) for row in PLAN.pipelines)
     return PlanRecord(epoch=1, pipelines=rows, lost=frozenset(), task=task_digest(parse_manifest(document))).written()
 
@@ -291,7 +291,7 @@ async def test_another_operator_recalls_what_was_accepted_last() -> None:
 
 
 async def test_the_api_server_has_no_other_form_for_what_is_kept() -> None:
-    """The manifest is stored as a text that stays the same when the API server encodes immutable data as Go does."""
+    """The spec is stored as JSON text without characters that Go escapes, so that the API server never changes it."""
     api: Any = Revisions()
     first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     config = {"z": 1e-7, "a": [1.0, 1e16], "text": '<é> & "\u2028\\\x7f\n'}

@@ -12,7 +12,7 @@ from watched_api_kit import EARLY, LATE, Server, body, job_event, managed, uids
 
 @pytest.mark.parametrize("made", [EARLY, LATE])
 def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
-    """The new job is managed in whatever order the watch events of the old job and the new one arrive."""
+    """Late watch events of the old job do not affect the new one, even if both were made in the same second."""
 
     async def check() -> None:
         async with managed(Server()) as jobs:

@@ -147,7 +147,7 @@ def virtual_runner(patch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.Runner, 
 
 
 LIFE_SECONDS = 200.0
-MOST_WRITES = 8  # of a job's status in that time, in which its kubelet says 9 times something else of each pod
+MOST_WRITES = 8  # of a job's status in LIFE_SECONDS, in which the kubelet reports about nine states of each pod
 SOON = 12.0  # 30 writes of 0.8 s, four at a time, and a look every 2 s
 
 

@@ -154,11 +154,11 @@ KINDS = {
 
 
 class ApiServer:
-    """An empty API server. served: the CRD exists. told: its watch reports changes; if not, jobs' watch ends."""
+    """An empty API server. served: the CRD exists. told: its CRD watch reports `change`; if not, jobs' watch ends."""
 
     def __init__(self, *, served: bool, told: bool = True) -> None:
         self.served, self.told = served, told
-        self.watched = asyncio.Event()  # jobs are
+        self.watched = asyncio.Event()  # set when a watch of jobs begins
         self._changed = asyncio.Event()
 
     def change(self, *, served: bool) -> None:

@@ -85,7 +85,7 @@ async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypa
 
 
 async def test_nobody_waits_for_a_worker_that_no_node_runs() -> None:
-    """The removal does not wait for a pod without a node, which has no process that must exit."""
+    """The removal does not wait for a Pending pod, which has no running process that must exit."""
     ended, pods, cluster, names = made(Deletions())
     pod_event(cluster, "MODIFIED", {**cluster.pods(KEY, JOB_UID)[names[0]], "status": {"phase": "Pending"}})
     looks = list[int]()

@@ -1,4 +1,4 @@
-"""Requests of a job to its Kueue queue, and when it gives its quota back. Kueue's webhook is simulated."""
+"""A job's requests to its Kueue queue, and when the job gives its quota back. Kueue's webhook is simulated."""
 
 import math
 from collections.abc import Callable

@@ -16,7 +16,7 @@ class Things:
 
     def __init__(self, there: set[str], known: set[str], failures: int = 0, meanwhile: Collection[str] = ()) -> None:
         self.there, self.known, self.failures, self.meanwhile = there, known, failures, meanwhile
-        self.listed = list[int]()  # when
+        self.listed = list[int]()  # virtual seconds at which listings began
 
     def forgettable(self) -> dict[str, partial[None]]:
         return {uid: partial(self.known.discard, uid) for uid in self.known}

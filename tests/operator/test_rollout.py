@@ -148,7 +148,7 @@ class Cluster:
         self.made, self.size, self.broken = size, size, broken
         self.record: RolloutRecord | None = None
         self.now = 0.0
-        self.least = size  # ready workers that were there at any time
+        self.least = size  # the fewest ready workers so far
 
     def turn(self, choice: int) -> None:
         self.now += 1.0

@@ -86,7 +86,7 @@ def pod(phase: str) -> dict[str, Any]:
 
 
 async def test_of_a_job_its_edits_are_handled_and_its_deletion() -> None:
-    """The handlers get a job's edits and its deletion, but no changes of its status, and write nothing into the job."""
+    """The controller hears of a new job, its edits and its deletion, but not of changes of its status."""
     shared = shared_for(KubeApi(Server()))
     jobs = Recorded(shared)
     kopfs = Kopf(jobs, shared)

@@ -85,7 +85,7 @@ async def test_more_workers_than_there_are_descriptors_for_come_again_later(capl
 
 
 async def test_workers_of_a_deleted_job_are_stopped_and_workers_of_a_new_job_of_its_name_are_not() -> None:
-    """While a new job's path is not open, its workers are neither stopped nor refused, which would end them."""
+    """While a new job's path is not open, its workers get 503 or 404 and try again; a Stop or a 403 would end them."""
     cluster = ClusterIndices()
     uids = {"u-old": "u0", "u-deleting": "u1", "u-new": "u2", "u-managed": "u3"}
     for number, (job, uid) in enumerate(uids.items()):

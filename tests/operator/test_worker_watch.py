@@ -1,4 +1,4 @@
-"""Events for the coordinator about workers' pods and nodes: each one once."""
+"""The watch of a job's workers: each loss is reported once, and a worker's zone comes from its node."""
 
 from collections import Counter
 from typing import Any

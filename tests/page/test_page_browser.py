@@ -309,7 +309,7 @@ async def test_a_kept_page_needs_no_server(tmp_path: Path, chrome: str) -> None:
         assert tab.errors == []
 
 
-FONTS = {  # what makes text as wide as no font does: the page may not rely on those that this machine has
+FONTS = {  # rules that make text wider than any font: no layout may rely on the fonts of one machine
     "its own": "",
     "one twice as wide": "* { letter-spacing: .6em !important; }",
     "large type": ":root { font-size: 32px !important; }",
@@ -327,7 +327,7 @@ TAIL = """document.documentElement.scrollHeight - scrollY
 
 
 async def test_it_fits_every_screen_with_any_font(chrome: str) -> None:
-    """From 320 px on, only content of plots and scrolling boxes is wider than the window; no space follows the body."""
+    """From 320 px on, only content of plots and scrolling boxes may overflow the window; no space follows the body."""
     async with served([page(told=100)]) as url, tab_of(chrome) as tab:
         for font, rules in FONTS.items():
             await tab.size(1280, 900)

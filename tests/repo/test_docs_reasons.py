@@ -16,7 +16,7 @@ PACKAGES = ("core/bamboo_core", "client/bamboo", "trainer/bamboo_trainer", "oper
 PAGE = ROOT / "docs" / "troubleshooting.md"
 CAMEL = re.compile(r"(?:[A-Z][a-z0-9]*)+")
 
-# The function called -> where the reason is among its arguments: position, or name if it is given so
+# Function -> the reason's position among its arguments, and its name as a keyword argument
 TELLERS: dict[str, tuple[int, str]] = {
     "Emit": (0, "reason"),
     "ConditionResult": (1, "reason"),

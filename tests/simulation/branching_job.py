@@ -1,7 +1,7 @@
 """A simulated job that forks its process (os.fork) at each branch, such as each instruction at which a worker may die.
 
 The child takes the branch, runs the job to its end and judges it; the parent waits for it and continues without the
-branch. So the common part runs once, and no branch leaves a trace in another. With a GPU, each branch is a run instead.
+branch. The common part runs once, and no branch leaves a trace in another. With a GPU, each branch is a separate run.
 """
 
 import gc
@@ -32,7 +32,7 @@ def of_name(fault: Fault) -> Hashable:
 
 
 def sweep(kind: Kind) -> pytest.MarkDecorator:
-    """Return a mark that runs a test for kill_at_each with this `kind` and, marked as slow, with None (everything)."""
+    """Return a mark that runs a test with this `kind` (see kill_at_each) and, marked as slow, with None: every kill."""
     every = pytest.param(None, marks=pytest.mark.slow, id="every")
     return pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.__name__), every])
 
@@ -91,14 +91,14 @@ class BranchingJob(Job):
     """A job that `each_way` can fork."""
 
     judge: Judge | None = None  # of a job that has ended
-    only: Hashable = None  # the way to take, if no process is to be forked
+    only: Hashable = None  # with a GPU: the branch to take
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.answers: dict[Hashable, Any] = {}
         self._kinds: set[Hashable] = set()
         self._readers: list[_Reader] = []
-        self._answer: int | None = None  # in a child: where the parent reads
+        self._answer: int | None = None  # in a child: the pipe that the parent reads
 
     def run(self, limit: int = 200_000) -> "BranchingJob":
         try:
@@ -113,7 +113,7 @@ class BranchingJob(Job):
 
     def branch(self, name: Hashable, kind: Hashable = None) -> bool:
         """Return whether this process takes the branch `name`. The first call for a name forks the job: the child takes
-        the branch, the parent does not. With a GPU nothing forks, and only the branch `only` is taken.
+        the branch, the parent does not. With a GPU or no judge nothing forks: only the branch `only` is taken.
 
         A forked job has no further branches. kind: if given, only the first branch of each kind counts. Raises
         AssertionError if the forked job did not end as it should.

@@ -43,10 +43,10 @@ class Flip:
 
     place: Place
     stage: int
-    # owner: on the stage's owner, or on the holder of its replica; worker: if given, on this worker instead
+    # owner: whether on the owner in pipeline 0 (True) or on its shadow; worker: if given, on this worker instead
     owner: bool = True
     worker: str = ""
-    step: int  # that begins with the state in question
+    step: int  # for a place in AT_REST: the state's version
     microbatch: int = 0
     element: int = 0  # modulo the number of the tensor's elements
     bit: int = MANTISSA  # of that element

@@ -46,7 +46,7 @@ def node_event(cluster: ClusterIndices, kind: str | None, node: Object) -> None:
 
 
 def shared_for(api: KubeApi, **more: Any) -> SharedResources:
-    """Return the resources that an operator's jobs share: an empty cache, a new gateway, or what `more` has instead."""
+    """Return the resources that an operator's jobs share: empty indices, a new gateway, or what `more` has instead."""
     usual = {"cluster": ClusterIndices(), "gateway": WorkerGateway(), "url": "ws://operator"}
     settings = WorkerPodSettings(coordinator_url="", image="trainer")
     return SharedResources(

@@ -69,7 +69,7 @@ class SimQueue:
         self.manager.log.clear()
 
     def judge(self) -> None:
-        """Check that quota is not exceeded, and that at most one further pipeline and one more pod wait to grow."""
+        """Check that quota is not exceeded, and that at most a pipeline's pods and one more wait to grow the job."""
         simulation = self._simulation
         pods = simulation.living_pods()
         if (used := self.manager.used(pods)) > self.manager.quota:

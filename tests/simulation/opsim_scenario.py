@@ -37,7 +37,7 @@ class DisturbanceKind(StrEnum):
     WATCH = "watches are interrupted", 4
     OPERATOR = "the operator restarts", 3
     CHANNEL = "cut a channel", 2
-    HANG = "a node hangs", 2  # its pods are deleted later, and never go
+    HANG = "a node hangs", 2  # its pod is deleted later, and stays Terminating
     ISOLATE = "the operator restarts, and no worker reaches it", 1
     FREEZE = "freeze a worker", 2
     CUT_OFF = "no worker reaches the operator", 1
@@ -67,7 +67,7 @@ TOGETHER = (  # kinds that are worse together
 JOB = ("default", "sim")
 MISSING, CRASHING = "missing", "crashing"  # images
 SPAN_SECONDS = 240.0
-LONG_SECONDS = 900.0  # that nobody reaches the operator; longer than silent workers are waited for
+LONG_SECONDS = 900.0  # in which no worker reaches the operator, at most; longer than silent workers are waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from bamboo_operator.auth.pod_tokens import POD_NAME, POD_UID
 from opsim_loop import VirtualLoop
 
 Object = dict[str, Any]
-Changed = Callable[[str, Object], None]  # ADDED, MODIFIED or DELETED, and the object
+Changed = Callable[[str, Object], None]  # such as "pods ADDED" (MODIFIED, DELETED), and the object
 PLACE = re.compile(r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(/status)?")
 
 
@@ -113,7 +113,7 @@ class Server:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """Answer a request late. Raises RemoteError if refused, or at random (`trouble`) before or after its effect."""
+        """Answer a request late. Raises RemoteError if it is refused, or at random before or after its effect."""
         if self._called and method != "GET" and not place.endswith(("/status", "/tokenreviews")):
             self._called(method, place)
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
@@ -236,7 +236,7 @@ class Server:
         self._tell(kind, "MODIFIED", thing)
 
     def delete(self, kind: str, thing: Object) -> None:
-        """Delete an object: mark a pod with a node, which its kubelet removes later; `remove` anything else."""
+        """Delete an object: mark a pod that has a node, for its kubelet to remove; `remove` any other object."""
         if kind == "pods" and thing["spec"].get("nodeName"):
             self._mark(thing, 30)
         else:

@@ -36,7 +36,7 @@ from sim_many import RunResult
 REST_SECONDS = 700.0  # from the last trouble until all must be as it should: longer than a silent worker is waited for
 END_SECONDS = 4000.0
 TIDY_SECONDS = 120.0
-ALONE_SECONDS = 40.0  # more than a watch is interrupted, an API server slow, or an edit tried again
+ALONE_SECONDS = 40.0  # how long an operator may leave a running job without a coordinator
 
 
 class Failure(AssertionError):
@@ -126,7 +126,7 @@ class OperatorSimulation:
             await self.stop_operator()
 
     async def _watch(self, seconds: float) -> None:
-        """Wait and judge the queue. Raises Failure if an operator has no coordinator for a running job too long."""
+        """Wait and judge the queue. Raises Failure if a running job has an operator but no coordinator for too long."""
         end, since = self.loop.time() + seconds, self.loop.time()
         while self.loop.time() < end:
             await asyncio.sleep(1.0)
@@ -152,7 +152,7 @@ class OperatorSimulation:
             await asyncio.sleep(1.0)
 
     def _at_rest(self) -> str | None:
-        """Return in words what differs from the job's spec or is under way; None if nothing is, or the job is over."""
+        """Return in words what differs from the job's spec or is under way; None if there is nothing, or it is over."""
         if self._over() is None:
             return None
         runner, living = self.runner, self.living_pods()
@@ -176,7 +176,7 @@ class OperatorSimulation:
             facts["lacks quota"] = (self.queue.lacking(), 0)
         conditions = (self.job.get("status") or {}).get("conditions") or ()
         rollout = next((one["reason"] for one in conditions if one["type"] == "WorkersUpdated"), None)
-        if rollout != "RolloutStalled":  # as if new workers are lost again and again
+        if rollout != "RolloutStalled":  # because new workers are lost again and again
             images = {pod["spec"]["containers"][0]["image"] for pod in living}
             facts["images"] = (images, {self.job["spec"].get("worker", {}).get("image", "trainer")})
             facts["rollout"] = (rollout, "WorkersUpdated")
@@ -268,7 +268,7 @@ class OperatorSimulation:
     # the cluster
 
     def _called(self, method: str, place: str) -> None:
-        """Fail the run if the operator deletes the pod of a worker that still trains, unless the job has ended."""
+        """Fail the run if the operator deletes a training worker's pod, unless the job has ended or was interrupted."""
         runner, (_, kind, name) = self.runner, place.rsplit("/", 2)
         if runner is None or runner.ending or (method, kind) != ("DELETE", "pods"):
             return

@@ -291,8 +291,8 @@ class User:
     def _may(self) -> bool:
         """Return whether a loss is allowed now, and set `harmed` if it may take state that the job needs.
 
-        A loss is safe while the job is protected, no earlier victim is left, and all channels stand: a worker whose
-        channel is cut may be declared lost. Other losses are allowed unless the scenario is `careful`.
+        A loss is safe while the job runs and is protected, no earlier victim is left, and all channels stand: a worker
+        whose channel is cut may be declared lost. Other losses are allowed unless the scenario is `careful`.
         """
         runner = self._simulation.runner
         safe = runner is not None and runner.state.phase == "Running" and not runner.status().unprotected

@@ -42,7 +42,7 @@ class SimChannels:
         self.closed = False
 
     async def admit(self, pod: Object) -> None:
-        """Authenticate a pod's worker. Raises Unauthorized and Unavailable."""
+        """Authenticate a pod's worker. Raises Unauthorized if it may not connect, Unavailable if it may try again."""
         assert await self._authenticate(request_of(pod)) == pod["metadata"]["name"]
 
     def hear(self, channel: Channel, event: Event) -> None:

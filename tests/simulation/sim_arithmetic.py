@@ -31,7 +31,7 @@ class Arithmetic:
     microbatches: int
     steps: int
     sizes: tuple[int, ...]  # elements of each layer's gradient
-    ties: tuple[tuple[int, ...], ...] = ()  # layers that share their first element; then each layer is a stage
+    ties: tuple[tuple[int, ...], ...] = ()  # layers that share their first element; a stage then has one per device
     groups: int  # of microbatches
     skipped: frozenset[int] = frozenset()  # steps whose loss is not finite
     evaluated: tuple[int, int] = (0, 0)  # (steps between evaluations, batches); (0, 0): never
@@ -142,7 +142,7 @@ class Oracle:
     finals: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # layer, step
     norms: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    added: list[float] = field(default_factory=list)  # of the loss, what layers add
+    added: list[float] = field(default_factory=list)  # the part of each step's loss that layers add
     states: list[list[int]] = field(default_factory=list)  # [version][layer]
     told: list[int] = field(default_factory=lambda: [0])  # by version: what decisions remember
 
@@ -199,8 +199,8 @@ class Oracle:
         return list(product(range(self.arithmetic.layers), range(self.arithmetic.microbatches)))
 
     def _rounded_sum(self, groups: Sequence[Sequence[int]], *, whole: bool = False) -> list[int]:
-        """Return each element's sum over groups, added as a binary tree and rounded to float32 at each node. The tree
-        of the whole step has equal halves; further left halves have the largest power of two that leaves a right one.
+        """Return each element's sum over groups, added as a binary tree and rounded to float32 at each node. Halves
+        are nearly equal if `whole`; else the left one has the largest power of two below the number of groups.
         """
         if len(groups) == 1:
             return list(groups[0])

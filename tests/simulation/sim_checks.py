@@ -211,7 +211,7 @@ def _spared(job: "Simulation") -> bool:
 
 
 def _avoidable(job: "Simulation") -> str | None:
-    """Return a problem if the job ended as unrecoverable though checkpoints, workers or copies had all layers."""
+    """Return a problem if an unrecoverable job still had a checkpoint, or copies or states of all layers; else None."""
     usable_checkpoints = [one for one in job.store.committed if one not in job.store.damaged]
     if usable_checkpoints and job.scenario.checkpoints:
         return f"Unrecoverable, though there are the checkpoints {usable_checkpoints}: {job.finish}"

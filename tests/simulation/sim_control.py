@@ -1,7 +1,7 @@
 """The control channel of one simulated worker, with the behaviour of `bamboo_core.control.client` and the server.
 
 Messages keep their order. While the channel is cut, the worker's messages wait. Messages on their way at the cut, and
-the coordinator's until it notices, are lost (`lossy`) or arrive; its later ones are dropped until a reconnection.
+the coordinator's until it notices, are lost (`lossy`) or arrive; then it drops its messages until a reconnection.
 """
 
 import random

@@ -91,26 +91,26 @@ class Scenario:
     arithmetic: Arithmetic
     standby: int
     mode: str  # of redundancy
-    elastic: tuple[int, int, int] | None
+    elastic: tuple[int, int, int] | None  # fewest and most pipelines, and stabilization seconds
     care: int
     lossy: bool
     saving: bool
-    removing: bool  # workers that must go are killed if they do not
+    removing: bool  # workers that the coordinator removes get SIGTERM, and SIGKILL later; else they live on
     slowness: float
     capacity: int
     faults: tuple[Fault, ...]
     replicas: int = 1
     checkpoints: int = 0  # steps from one checkpoint to the next; 0: none
     trouble: float = 0.0  # of the store
-    store_seconds: float = 0.02  # that it takes for a file
-    resplit: float | None = None  # seconds for which workers for other stages must exist; None: never
-    chooses: str = ""  # the objective by which stages and pipelines are chosen
+    store_seconds: float = 0.02  # the store's usual delay
+    resplit: float | None = None  # stabilization seconds if the number of stages follows the workers; None: it does not
+    chooses: str = ""  # the objective by which the coordinator chooses the grid; empty: it does not
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
     schedule: str = "1F1B"
     per_node: int = 1  # workers
     per_worker: int = 1  # devices; each runs a part of its stage
     tells: bool = False  # a history is written, and a callback follows it
-    copy_seconds: float = 0.0  # that a boundary tensor takes from a device to host memory; 0: workers have none
+    copy_seconds: float = 0.0  # that a boundary tensor takes from a device to host memory; 0: there is no device
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
@@ -238,9 +238,9 @@ def _with_value(job: Scenario) -> Scenario:
 
 
 def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:
-    """End the job early: by an evaluation in two of three jobs, else by a decision; half of these evaluate nothing.
+    """End the job early. Half of the faults strike the step that the early stop gives up, or the step before.
 
-    Half of the faults strike the step that the early stop gives up, or the step before.
+    In two of three jobs an evaluation ends the job, in the others a decision; half of the others evaluate nothing.
     """
     a = job.arithmetic
     every = rng.choice([n for n in range(1, a.steps + 1) if a.steps % n == 0])

@@ -33,7 +33,7 @@ class FaultInjector:
         self._over = False
         self._traps: list[tuple[Fault, int]] = []  # faults that wait for an instruction or a frame
         self._last: tuple[Cell, ...] = ()  # what the last victim owned
-        self._shaky: dict[str, float] = {}  # whose end may be near, until when
+        self._shaky: dict[str, float] = {}  # workers that may still be declared lost, and until when
 
     def over(self) -> None:
         """Drop all faults that have not happened yet."""

@@ -51,7 +51,7 @@ HEARTBEAT_TIMEOUT = 2.0
 GRACE_SECONDS = 3.0
 PATIENCE_SECONDS = 60.0  # without a commit, a fault or a new worker
 LATE_SECONDS = (0.2, 8.0)  # a worker in the middle of something long does not answer before it is done
-SETTLE_SECONDS = 20.0  # longer than any fault lasts
+SETTLE_SECONDS = 20.0  # for broken links to come back and replicas to finish
 MAX_EVENTS = 2_000_000
 
 

@@ -37,7 +37,7 @@ def seeds_of(arguments: argparse.Namespace) -> range:
 
 
 def spare_the_collector() -> None:
-    """Leave imported modules out of garbage collections, which each worker that drops states runs; run few others."""
+    """Leave imported modules out of garbage collections, which engines run as they drop states; run few others."""
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
 

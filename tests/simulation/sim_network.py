@@ -21,7 +21,7 @@ from memory_transport import travelled
 from sim_clock import Clock
 
 PLAN_SECONDS = 5.0  # how long an acceptor waits for the plan that names the caller
-NOTICED_SECONDS = 0.03  # a closed connection, at most
+NOTICED_SECONDS = 0.03  # until a broken link is noticed, at most, with slowness 1
 Key = tuple[WorkerId, WorkerId, Lane]
 
 

@@ -64,7 +64,7 @@ class Unfinished:
     """A backward whose gradients are added bucket by bucket."""
 
     new: list[int]
-    left: list[slice]  # the buckets that they are not added to
+    left: list[slice]  # the buckets to which they are not added yet
 
 
 def remembering(told: int) -> CommonState:

@@ -39,7 +39,7 @@ class SimStore:
     oracle: Oracle
     rng: random.Random
     trouble: float = 0.0  # how often something goes wrong, from 0 to 1
-    seconds: float = 0.02  # that a write takes, about
+    seconds: float = 0.02  # that a request takes, about
     parts: dict[CheckpointId, dict[int, LayerState]] = field(default_factory=dict)
     committed: list[CheckpointId] = field(default_factory=list)
     damaged: set[CheckpointId] = field(default_factory=set)
@@ -91,7 +91,7 @@ class SimStore:
         writer.tell(protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None)))
 
     def read(self, checkpoint: CheckpointId, layers: Iterable[int]) -> dict[int, LayerState]:
-        """Return layers' states. Raises RestoreError if damaged or, by chance, unreadable; Violation if uncommitted."""
+        """Read a checkpoint's states. Raises RestoreError if it is damaged or unreadable; Violation if uncommitted."""
         if checkpoint not in self.committed:
             raise Violation(f"{checkpoint} is read, which was never committed")
         if checkpoint in self.damaged:

@@ -19,7 +19,7 @@ from opsim_user import User
 from sim_worker import Node
 
 AWAY_SECONDS = 5.0
-FOUND_SECONDS = 4.0  # from the beginning of an operator: workers look for it every 2 s at most, and are heard then
+FOUND_SECONDS = 4.0  # from an operator's start: by then all workers have tried to connect to it
 TRAINED_STEPS = 10  # before anything is asked
 MONEY = 120  # more than a job has cost when the next operator begins
 POINTS = (-3.0, -0.05, 0.05, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)  # when the operator is killed, from the edit on

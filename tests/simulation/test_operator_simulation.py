@@ -65,7 +65,7 @@ def test_the_operator_gets_over_it_while_others_want_the_quota_of_the_jobs_queue
 
 
 def test_who_trains_is_left_alone_while_no_watch_tells_of_its_node(said: Mapping[str, str]) -> None:
-    """The watches miss 66 s of changes; a worker that waits for a node for 20 s would move to another pool."""
+    """The watch of pods misses 66 s of changes. A run fails if the operator deletes the pod of a worker that trains."""
     check(said[SILENT], 1)
 
 

@@ -17,7 +17,7 @@ from simulate import command
 BATCH = 20
 Jobs = Sequence[Simulation]
 
-# Kinds, the first seed, how many seeds `make test` tries, and how many the slow tests try
+# Kinds, the first seed, how many seeds `make test` tries, and how many it and the slow tests try in all
 SEEDS: list[tuple[tuple[Kind, ...], int, int, int]] = [
     ((), 0, 10, 200),
     ((), 372, 1, 1),  # the first message of a root that joined after an evaluation is lost
@@ -220,7 +220,7 @@ def test_protection_comes_back_while_training_goes_on(seed: int) -> None:
 
 
 def long_run(short: Scenario) -> Scenario:
-    """Return a small pipeline with a spare worker, and only faults that end long before the job does."""
+    """Return a long scenario with a small pipeline, a standby worker, and only faults that end long before the job."""
     stages = 2 + short.seed % 2
     a = replace(
         short.arithmetic, stages=stages, pipelines=1, microbatches=2, groups=2, steps=70, sizes=(2,) * stages, ties=()

@@ -10,7 +10,7 @@ from helm_kit import PACKAGES, Helm, Json, Missing, helm, one
 from manifest_kit import minimal
 
 PROMETHEUS, CERT_MANAGER = "monitoring.coreos.com/v1", "cert-manager.io/v1"
-FOREIGN = (PROMETHEUS, CERT_MANAGER)  # kinds whose schemas are not Kubernetes' own
+FOREIGN = (PROMETHEUS, CERT_MANAGER)  # API versions that Kubernetes itself does not have
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 SETS: dict[str, Json] = {

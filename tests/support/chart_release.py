@@ -24,7 +24,7 @@ GONE_SECONDS = 120  # owned objects go a little later than their owners
 
 
 class Release:
-    """A Helm release. major: Helm's version. values: of every install and upgrade; None: those for local processes."""
+    """A Helm release. major: Helm's major version. values: of installs and upgrades; None: ones for local processes."""
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ def finished(world: World) -> None:
 
 
 def lose_stage(world: World) -> None:
-    """Lose all holders of stage 1 of a job with one pipeline; at least one other worker survives."""
+    """Lose all holders of stage 1 of a job with one pipeline; at least one other worker must survive."""
     plan = world.plan
     for worker in sorted(plan.at(Cell(0, 1)).holders):
         world.lose(worker)

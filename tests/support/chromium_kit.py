@@ -59,7 +59,7 @@ class Tab:
         self._context = ""
         self.errors: list[str] = []
         self.requests: list[str] = []
-        self._loads: set[str] = set()  # by the browser's names for them, one for each goto()
+        self._loads: set[str] = set()  # loader IDs of the pages that have loaded
         self._loaded = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 

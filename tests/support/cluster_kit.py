@@ -33,7 +33,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if "cluster" in getattr(item, "fixturenames", ()):
         _build(item.config)
     done = yield
-    if nextitem is None or not _may_have_a_cluster(nextitem):  # all that may come together, see conftest.py
+    if nextitem is None or not _may_have_a_cluster(nextitem):  # they come in a row: conftest.TOGETHER
         _stop(item.config)
     return done
 
@@ -90,7 +90,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     name = f"test-{secrets.token_hex(4)}"
     path = f"/api/v1/namespaces/{name}"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    own = cluster.minor >= SECURE_ONLY  # before, it is usable when it has its Secret
+    own = cluster.minor >= SECURE_ONLY  # older servers: the account is usable once it has its Secret
     cluster.api.wait(f"{path}/serviceaccounts/default", lambda found: found and (own or found.get("secrets")))
     try:
         yield name
@@ -103,7 +103,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Add the logs of the test's pods and of the cluster's components to the report of a failed test."""
+    """Add to the report of a failed test with a `namespace` the logs of its pods and of the cluster's components."""
     report = yield
     arguments = getattr(item, "funcargs", {})
     if report.when == "call" and report.failed and "namespace" in arguments:
@@ -116,7 +116,7 @@ def _sections(cluster: Cluster, namespace: str) -> list[tuple[str, str]]:
     with suppress(ApiError, OSError):
         for pod in cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]:
             name, status = pod["metadata"]["name"], pod.get("status", {})
-            with suppress(ApiError, ControlFailed, OSError):  # real nodes have none of what never started
+            with suppress(ApiError, ControlFailed, OSError):  # a kubelet has no log of a container that never started
                 log = "\n".join(cluster.logs(namespace, name).splitlines()[-30:])
                 found.append((f"pod {name}, {status.get('phase')}", log))
     return [*found, ("the cluster's components", cluster.tails())]

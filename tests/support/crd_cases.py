@@ -301,7 +301,7 @@ def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], m
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
-    """Limit `devices` above 1 by the layers of a split's smallest stage; set requested NVIDIA GPUs to it. In place."""
+    """In place, limit `devices` above 1 to the layers of a split's smallest stage; set GPU requests to `devices`."""
     if worker.get("devices") in (None, 1):
         return
     fewest = min(topology.get("split") or (worker["devices"],))

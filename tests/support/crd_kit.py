@@ -187,7 +187,7 @@ def _duplicates(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[st
 
 
 KNOWN = 256  # documents whose refusals are cached
-JUDGED: dict[tuple[str, str], bool] = {}  # by rule and the text of both values
+JUDGED: dict[tuple[str, str], bool] = {}  # by rule and the text of the values that it reads
 
 
 def _holds(rule: str, value: Any, old: Any) -> bool:

@@ -7,7 +7,7 @@ from stage_kit import small_task
 
 
 def between(layer) -> object:
-    """Return a small task with the layer that `layer()` makes between two linear ones."""
+    """Return a small task of three layers: a linear one, the one that `layer()` makes, and another linear one."""
     return small_task(layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
 
 

@@ -34,7 +34,7 @@ def lease(renewed: str = "2026-05-04T11:59:55.000000Z") -> Json:
 
 
 def node(name: str, *taints: Json, ready: bool = True, allocatable: Json | None = None) -> Json:
-    """Return a Node object without labels, which no preset of a node pool selects."""
+    """Return a Node object without labels, which the pool of spec()'s usual job does not select."""
     return {
         "metadata": {"name": name, "labels": {}},
         "spec": {"taints": list(taints)},

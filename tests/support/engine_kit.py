@@ -19,7 +19,7 @@ from recording_transport import RecordingTransport, Told
 from replica_kit import TRAINING, planned
 from stage_kit import StagesOfTask, small_task
 
-# Of three layers, a stage each; w0 runs the first one and is the shadow of the second, and so on.
+# A plan of three stages, each of one layer; w0 runs the first and is the shadow of the second, and so on.
 THREE = planned(3, 1, 1, "a")
 CONFIG = TrainingConfig(
     seed=3, precision="fp32", max_gradient_norm=None, microbatches=TRAINING.global_batch_size, micro_batch_size=1

@@ -1,4 +1,4 @@
-"""Simulated workers' history keepers without threads, which write only in `HistoryWorker.turn` and at their close."""
+"""Simulated workers' history keepers, which have no threads and write only in `HistoryWorker.turn` and when closed."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Job:
         return self.workers[name].keeper
 
     def tell_newcomer(self, name: str, *, unwritten: bool = True) -> None:
-        """Give a new worker a plan, the last two commits and, if `unwritten`, all that the root has not written yet."""
+        """Give a new worker a plan, the last two commits and, if `unwritten`, all commits the root has not written."""
         self.keeper(name).take_role(plan(self.origin, self.origin, first=self.first), False)
         if unwritten:
             self._tell(self.root, name)

@@ -82,7 +82,7 @@ class Store:
         ]
 
     def run(self, image: str, *command: str, entrypoint: str | None = None, tmp: bool = True) -> str:
-        """Run a container that is `confined`, and return its standard output. Raises AssertionError if it fails."""
+        """Run a `confined` container, and return its standard output. Raises AssertionError or TimeoutExpired."""
         options = [] if entrypoint is None else ["--entrypoint", entrypoint]
         return call(self.podman("run", "--rm", *confined(tmp), *options, image, *command), RUN_SECONDS)
 
@@ -129,7 +129,7 @@ class Images:
     """The names of the built images, their store, and the folder of wheels for their builds."""
 
     store: Store
-    # base, operator, trainer: their names
+    # base, operator, trainer: names of images
     base: str
     wheels: Path
     operator: str
@@ -147,7 +147,7 @@ def archived(built: Images, folder: Path) -> list[Path]:
 
 
 def images() -> Images:
-    """Build the base, operator and trainer images, with cached layers. Raises Unavailable or AssertionError."""
+    """Build base, operator and trainer images, reusing layers. Raises Unavailable, AssertionError or TimeoutExpired."""
     require()
     store = Store(cache_folder() / "images")
     store.folder.mkdir(parents=True, exist_ok=True)

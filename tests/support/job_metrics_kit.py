@@ -1,4 +1,4 @@
-"""Jobs with metrics, and look-ups in the samples that are exposed for them."""
+"""Jobs as the operator sees them, and look-ups in the samples of the metrics that it exposes."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -87,7 +87,7 @@ def wrapped(document: Json, command: list[str]) -> Json:
 
 
 def slowed(document: Json, folder: Path, seconds: float = 1.0) -> tuple[Json, Path]:
-    """Return the job with steps of `seconds` each, and the file whose removal lets it run at full speed.
+    """Return the job with steps of about `seconds` each, and the file whose removal ends the delays.
 
     Its workers must run on this machine, since they see that file and import this checkout's modules.
     """

@@ -13,7 +13,7 @@ from bamboo_trainer.task import Dataset, Parts, Task
 # Entries of task.config.
 WHILE = "slowWhileThereIs"  # a file
 TASK = "slowTask"  # the entrypoint of the task that is slowed; without it the GPT
-SINCE = "slowSince"  # step, seed and globalBatchSize: the steps before come fast; without it none does
+SINCE = "slowSince"  # step, seed, globalBatchSize: data of earlier steps come fast; without it all come slowly
 SECONDS = "slowSeconds"  # for each microbatch
 
 LITTLE = 0.04

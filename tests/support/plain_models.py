@@ -52,7 +52,7 @@ class DictBlock(nn.Module):
 
 class Dictionaries(nn.Module):
     """A model with a mask for all blocks, a trained table for the second half, a head tied to the embedding, and after
-    each block a sum with a residual: the first hidden state times a norm of the block's output.
+    each block a sum with a residual: half of the embedding's output times a norm of the block's output.
     """
 
     def __init__(self) -> None:

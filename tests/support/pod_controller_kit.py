@@ -1,4 +1,4 @@
-"""A job's coordinator and pod controller at a fake API server, on which no pod runs."""
+"""A job's coordinator and pod controller at a fake API server, whose pods run no processes."""
 
 import asyncio
 import contextlib
@@ -57,16 +57,16 @@ class Place:
         self.cluster, self.room, self.made = ClusterIndices(), 100, 0
         self.api = FakeApi()
         self.deleted: list[str] = []
-        self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made
+        self.meanwhile: Callable[[], None] = lambda: None  # called after a pod is stored, before the answer
         self.shown = True  # whether the watch reports new pods, and pods that are being deleted
-        self.refusal: ApiError | None = None  # of every pod
+        self.refusal: ApiError | None = None  # the answer to every creation of a pod
         self.unanswered = 0  # how many of the next pods are created although the client gets no answer
         self.budget: dict[str, Any] | None = None
         self.budgets: list[int | None] = []  # minAvailable of each budget, in order; None: deleted
         self.policies: list[dict[str, Any]] = []  # as they were written
         self.no_budgets = False  # whether the operator lacks the right to create budgets
         self.invalid = ""  # why a dry run of a pod fails
-        self.kubelets = True  # whether pods that are deleted end
+        self.kubelets = True  # whether deleted pods disappear at once
         self.events: dict[str, list[dict[str, Any]]] = {}  # of pods, by their uids
         self.events_read: list[str] = []  # the uids of pods whose events the operator has listed
         self.no_events = False  # whether the operator lacks the right to list events

@@ -101,7 +101,7 @@ def check_ends(cluster: Cluster, namespace: str, ends: tuple[PodEnd, ...]) -> No
 
 
 def check_farewell(cluster: Cluster, namespace: str) -> None:
-    """Check that deleting a pod gives notice of the rest of its grace period, and that the pod is gone after that."""
+    """Check that a deleted pod gives a notice with the rest of its grace period, and that the pod then disappears."""
     main = {"name": TRAINER_CONTAINER}
     cluster.api.create(_pod("polite", SLOW_FAREWELL, main, {"terminationGracePeriodSeconds": GRACE}), namespace)
     where = path(namespace, "polite")

@@ -223,7 +223,7 @@ class QueuedJob(Job):
         return QueuedCopies(host)
 
     def host_of(self, worker: str) -> QueuedHost:
-        """Return the host of a worker; both are numbered in the order in which they come."""
+        """Return the host of worker "wN": host number N, from 0, in the order of their creation."""
         return self.hosts[int(worker.removeprefix("w"))]
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:

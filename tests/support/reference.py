@@ -31,7 +31,7 @@ from bamboo_trainer.training import TrainingConfig, loss_unit
 def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
     """Train until `steps` or a decision to stop; return each step's mean loss and the state by "layers.<layer>.<name>".
 
-    The task's decisions get losses and gradient norms, but neither metrics nor evaluations.
+    The task's decisions get losses, gradient norms and `skipped`, but neither metrics nor evaluations.
     """
     layers = [build_layer(task, config.seed, i) for i in range(len(task.layers))]
     firsts = tie(dict(enumerate(layers)), tied_groups(task), task, config.seed)

@@ -169,7 +169,7 @@ def server(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
             data = found if isinstance(found, bytes) else json.dumps(found).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
-            self.send_header("Retry-After", "0")  # if it is busy
+            self.send_header("Retry-After", "0")  # read by clients if the status says that the server is busy
             self.end_headers()
             self.wfile.write(data)
 

@@ -24,7 +24,7 @@ def planned(stages: int, pipelines: int, replicas: int, zones: str) -> Plan:
 
 
 def in_two_parts() -> Plan:
-    """Return a plan in which w0 runs two stages, as its engine does with two devices; w1 keeps their replicas."""
+    """Return a plan in which w0 owns two stages and w1 replicates both. With two devices they are one stage's parts."""
     return msgspec.structs.replace(
         planned(1, 1, 1, "a"),
         stages=((0, 1), (1, 3)),
@@ -52,7 +52,7 @@ def view(plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool 
 
 
 def after_loss(plan: Plan, dead: set[str]) -> Any:
-    """Return the plan after these workers are lost at once, with all replicas in sync; StageLost if a stage is lost."""
+    """Return the plan after the loss of these workers, with all replicas in sync; StageLost if a cell has no holder."""
     return takeover(view(plan, dead=dead, redundancy=RedundancySpec(replicas=3).on(1)))
 
 

@@ -143,7 +143,7 @@ class Net:
 
 
 def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
-    """Return whether the other side closes or resets the link within 8 s, unanswered. last: bytes to send first."""
+    """Return whether the other side closes or resets the link, without an answer, in 8 s. last: bytes to send first."""
     sock.settimeout(8)
     try:
         if last:

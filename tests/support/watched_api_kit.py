@@ -22,7 +22,7 @@ class Server:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.status: dict[str, Any] = {}  # the last patch of a job's status
-        self.conditions: dict[str, tuple[str, str]] = {}  # of the last status: whether each holds, and the reason
+        self.conditions: dict[str, tuple[str, str]] = {}  # the newest of each type: its status and reason
 
     async def call(
         self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None, kind: str = ""

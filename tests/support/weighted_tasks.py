@@ -87,7 +87,7 @@ def build(config: Mapping[str, Any]) -> Task:
     the layers whose activations are recomputed; none: no token is valid.
     """
     tokens = torch.arange(SAMPLES * TOKENS).reshape(SAMPLES, TOKENS).square() // 3 % KINDS
-    lengths = torch.arange(SAMPLES)[:, None] * 7 % (TOKENS + 1)  # of some samples nothing is valid
+    lengths = torch.arange(SAMPLES)[:, None] * 7 % (TOKENS + 1)  # some samples have no valid token
     targets = tokens.roll(-1, 1).masked_fill(torch.arange(TOKENS) >= lengths, IGNORED)
     if config.get("none"):
         targets = torch.full_like(targets, IGNORED)

@@ -119,10 +119,10 @@ class World(PlayedJob):
             self.deliver() if self.pending else self.tell(Tick())
 
     def check_calm(self) -> None:
-        """Check that a Tick changes nothing while no decision is due, neither at once nor an hour later."""
+        """If no decision is due (`plans.steady`), check that a Tick changes nothing: soon, and an hour later."""
         state = self.state
         waits = state.checkpoints.writers or state.ending.stopping
-        waits = waits or gives_back(state.spec)  # which is looked at each second
+        waits = waits or gives_back(state.spec)  # the coordinator checks this each second
         if not state.plans.steady or state.phase != "Running" or waits:
             return
         if (calm := self._as_heard(0.0)) == self._calm:
@@ -136,7 +136,7 @@ class World(PlayedJob):
             assert after == replace(state, plans=replace(state.plans, steady=True))
 
     def _as_heard(self, now: float) -> CoordinatorState:
-        """Return the state with all workers heard at `now` and `plans.steady` unset, so that a turn decides anew."""
+        """Return the state with heartbeats and progress at `now`, and without link reports and `plans.steady`."""
         workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
         return replace(
             self.state,
@@ -281,7 +281,7 @@ class World(PlayedJob):
             self.tell(RequestsWithdrawn(count))
 
     def edit(self, **sections: dict[str, Any]) -> None:
-        """Edit the manifest: replace some fields of these sections."""
+        """Replace fields of these sections of the manifest, and report the new spec to the coordinator."""
         spec = self.document["spec"]
         changed = {name: {**spec.get(name, {}), **values} for name, values in sections.items()}
         self.document = {**self.document, "spec": {**spec, **changed}}

@@ -108,7 +108,7 @@ def test_no_schedule_keeps_more_than_it_says(p: int, m: int, order: StageOrder, 
 def test_each_sum_is_sent_once_as_soon_as_it_is_final(
     p: int, order: StageOrder, m: int, pipelines: int, buckets: int, data: st.DataObject
 ) -> None:
-    """Nothing runs between the last instruction of an early sum's last microbatch and the sum's instructions."""
+    """Unless portions share the cell, each sum but the last is sent directly after its last microbatch is computed."""
     layout = make_layout(0, m, min(pipelines, m), data.draw(st.integers(min(pipelines, m), m)))
     cell = Cell(data.draw(st.integers(0, layout.pipelines - 1)), data.draw(st.integers(0, p - 1)))
     portions = data.draw(

@@ -101,7 +101,7 @@ def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypa
     memory = found["memory"]
     assert (found["stage"], memory["replica"], memory["parameters"]) == (1, 0, second.parameters)
     sent = 2 * 8 * inputs  # the gradients that it sent, of two steps
-    summed = 3 * second.gradients  # of the sums of 7 groups, in the binary tree, those that wait
+    summed = 3 * second.gradients  # after 7 groups, the sums of 4, 2 and 1 groups wait in the binary tree
     assert memory["log"] == sent + summed + 3 * first.gradients
     together = {**alone, "topology": {"stages": 1}, "worker": {"devices": 2}}
     assert of(task, monkeypatch, **together)["calm"] == {

@@ -144,7 +144,7 @@ def held(job: Job, step: int) -> set[int]:
 
 @dataclass
 class Loss(Disaster):
-    """A disaster that records the copies of the surviving workers. more: number of turns from the plan that returns to
+    """A disaster that records the copies of the surviving workers. more: number of calls from the plan that returns to
     the checkpoint to the loss of another worker; None: no such loss. forgetful: the survivors drop their copies.
     """
 

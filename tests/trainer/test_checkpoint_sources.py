@@ -1,4 +1,4 @@
-"""Tensors in checkpoints and weights have the names that they have in the module that was split."""
+"""Names of tensors in checkpoints and weights: those in the module that was split, else those in the layers."""
 
 from collections.abc import Callable
 from dataclasses import replace

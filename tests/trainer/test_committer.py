@@ -107,7 +107,7 @@ PAUSE = msgspec.structs.replace(REQUEST, pause=True)
 
 @pytest.mark.parametrize("how", ["another checkpoint", "the same one", "a report", "a report before the pause"])
 def test_a_root_that_pauses_goes_on_when_it_is_asked_for_something_new(how: str) -> None:
-    """A paused root goes on when asked for another checkpoint or, as by a restarted coordinator, for a report."""
+    """A paused root goes on at a request for another checkpoint or (from a restarted coordinator) for a report."""
     root = OneEngine(OWNERS[0])
     committer = root.inside.committer
     committer.take_checkpoint(PAUSE)

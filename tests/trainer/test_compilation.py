@@ -49,7 +49,7 @@ class Detaching(nn.Module):
 
 
 def test_a_layer_that_no_gradient_reaches_is_named() -> None:
-    """A compiled layer is refused if the next one in its stage detaches: only such splits give it zero gradients."""
+    """A compiled layer whose successor in the stage detaches is refused: it would get zeros instead of no gradients."""
     task = small_task(layers=(lambda: nn.Linear(2, 2), lambda: nn.Linear(2, 2), Detaching))
     with pytest.raises(TaskError, match=r"layer 1 \(Linear\) is compiled .* no gradient reaches it"):
         one_step(chain(task, [(0, 3)], COMPILED), 0, COMPILED)
@@ -162,7 +162,7 @@ def test_a_layer_that_is_no_one_graph_is_refused_by_name(layer: type[nn.Module])
 
 
 def test_inputs_of_ever_new_forms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer with too many input forms is refused: torch would run it uncompiled on workers with many calls only."""
+    """A layer whose inputs have too many forms is refused, since torch would compile it on some workers only."""
     monkeypatch.setattr(compilation, "MOST_FORMS", 2)
     compiled = compilation.CompiledLayers({0: nn.Tanh()}, deterministic=True)
     for rows in (2, 3):

@@ -69,7 +69,7 @@ def taken(mixed: Mixture, *indices: int) -> list[int]:
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 12)), min_size=2, max_size=5))
 def test_each_source_has_its_share_and_is_visited_as_a_whole(sources: list[tuple[float, int]]) -> None:
-    """A mixture uses each sample of a source equally often, give or take one. Shares are exact to some thousandths."""
+    """A mixture uses each sample of a source equally often, give or take one. Shares are exact to 0.002 per source."""
     mixed = Mixture([(weight, numbers(100 * n, length)) for n, (weight, length) in enumerate(sources)])
     found, whole = Counter(taken(mixed, *range(len(mixed)))), sum(weight for weight, _ in sources)
     for number, (weight, length) in enumerate(sources):

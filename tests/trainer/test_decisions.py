@@ -1,4 +1,4 @@
-"""A task's decisions: a learning rate, frozen parameters and an end as in plain PyTorch, and Bamboo's own decisions."""
+"""A task's decisions on learning rate, frozen parameters and end, and the decisions that come with Bamboo."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -83,7 +83,7 @@ def test_what_is_frozen_keeps_its_bits_and_counts_in_no_norm() -> None:
 
 
 def said(decide: Any, *values: float | None) -> list[Decision]:
-    """Return the decisions of `decide` after steps with these losses; each decision is given the memory of the last."""
+    """Return the decisions of `decide` after steps with these losses; each call gets the memory of the previous one."""
     answers: list[Decision] = [decide(Committed(step=0), {})]
     for step, loss in enumerate(values, 1):
         answers.append(decide(Committed(step=step, loss=loss), answers[-1].memory))

@@ -1,4 +1,4 @@
-"""The determinism guard: it names layers or workers with other bits, and ends only tasks that are not deterministic."""
+"""The determinism guard: it names the layer or the workers whose bits differ, and lets deterministic tasks train."""
 
 import random
 import re
@@ -94,7 +94,7 @@ def test_states_are_compared_early_and_then_regularly() -> None:
 
 
 def test_the_sums_of_a_checkpoint_are_told_again_also_after_those_of_newer_states() -> None:
-    """A worker sends a checkpoint's checksums again, since a lost report would keep the coordinator from committing."""
+    """A worker sends a checkpoint's checksums again: without them, the coordinator does not commit the checkpoint."""
     states, said = Here(), list[Any]()
     log = SimpleNamespace(commits={10: SimpleNamespace(checkpoint="a")}, end=None)
     ports = SimpleNamespace(steps=17, deterministic=True)
@@ -174,8 +174,8 @@ def job(grid: tuple[int, int], *layers: Any, mode: str = "Replicas", determinist
 
 
 def why_ended(job: Job) -> str:
-    """Run a job. Return the error that a worker raises for a task that is not deterministic, or the coordinator's
-    reason for ending a job whose workers always come to different bits.
+    """Run a job whose results differ. Return the message of the NotDeterministic that a worker raises, else that with
+    which the coordinator ends the job (ResultsDiffer).
     """
     try:
         job.run()

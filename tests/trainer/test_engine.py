@@ -59,7 +59,7 @@ def assert_same(job: Job, stages: int, pipelines: int) -> None:
 
 @pytest.mark.parametrize(("stages", "pipelines", "tied"), [(1, 1, False), (4, 2, True)])
 def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: int, tied: bool) -> None:
-    """Losses and weights equal PyTorch's but for a few ulps a step, since our sums have another order."""
+    """Losses and weights equal PyTorch's but for rounding, since Bamboo's sums have another order."""
     job = Job(manifest(stages, pipelines, tied=tied)).run()
     spec = job.spec
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
@@ -179,7 +179,7 @@ def test_a_spare_worker_takes_its_part_within_the_step(
 def test_what_is_summed_stays_so_through_any_number_of_losses_in_a_step(
     stages: int, pipelines: int, gap: int, losses: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finished sums survive several losses of workers in a step. gap: the fewest turns from one loss to the next."""
+    """Finished sums survive several losses of workers in a step. gap: the fewest `job.turns` from loss to loss."""
     monkeypatch.setattr(transitions, "LEAST_SECONDS", -1.0)
     document = manifest(stages, pipelines, standby=1, batch=32 * pipelines)
     expected, left, last = Job(document).run(), list(losses), 0
@@ -269,9 +269,9 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
 def killed_with_neighbours(
     document: dict[str, Any], step: int, replicas: int, cell: Cell | None = None, kind: Kind | None = None
 ) -> dict[Fault, int]:
-    """Run a job per instruction of a step: kill its worker and the owners of `replicas` - 1 stages before (cyclic).
-
-    cell: whose instructions; None: all. kind: if given, only one of each is tried. Return repeated forwards by kill.
+    """Run a job per instruction of a step: kill the instruction's worker and the owners of the `replicas` - 1 stages
+    before it (cyclic). Return the number of repeated forwards by instruction. cell: whose instructions; None: all
+    cells'. kind: returns an instruction's kind; one of each kind is tried; None: all are tried.
     """
     document["spec"]["redundancy"]["replicas"] = replicas
     stages = document["spec"]["topology"]["stages"]

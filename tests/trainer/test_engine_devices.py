@@ -1,6 +1,6 @@
 """Workers with several devices: their messages about stages, and the same bits as with one device.
 
-The jobs run in one process with the real coordinator and stages, calm, with a lost worker, or with a flipped bit.
+The jobs run in one process with the real coordinator and stages: undisturbed, after a kill, or with a flipped bit.
 """
 
 from functools import cache

@@ -169,7 +169,7 @@ def test_kept_sums_are_the_largest_ones_of_the_newest_step_up_to_a_gap() -> None
 
 @pytest.mark.parametrize("lasts", [0, 1, 2, 5])
 def test_a_sum_is_on_its_way_for_half_of_the_time_at_most(lasts: int) -> None:
-    """`Pace` keeps a sum in transit half of the time at most. lasts: microbatches for which a sum is in transit."""
+    """`Pace` lets sums be in transit half of the time at most. lasts: for how many microbatches each is in transit."""
     pace, until, sent = Pace(), 0, 0
     for microbatch in range(100):
         if pace.allows(is_sending=microbatch < until):

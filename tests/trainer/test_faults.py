@@ -138,7 +138,7 @@ def survivable(job: Processes, victims: set[str]) -> bool:
 class Loss:
     """A signal to a worker after `step`. later: number of events to let pass first while the job is protected.
 
-    place: the place of the worker among the live ones, as a fraction: at least 0, less than 1.
+    place: the worker's place among those that have had no signal, as a fraction: at least 0, less than 1.
     """
 
     step: float

@@ -1,4 +1,4 @@
-"""Each record counts once, and in order, in a callback's state, which is saved together with its position."""
+"""Each record counts once, and in order, in a callback's state, which is saved with the position in the history."""
 
 import json
 import threading
@@ -101,7 +101,7 @@ def test_it_hears_of_everything_once_and_the_next_root_goes_on(store: Store) -> 
 
 
 def test_a_frozen_root_does_not_take_back_what_the_next_one_has_saved(store: Store) -> None:
-    """A former root that still believes that it leads gets a record after the next root has called `on_end`."""
+    """A frozen root, which believes that it leads, wakes after the next root has called `on_end`, and saves nothing."""
     store.add(None, step(1))
     frozen = store.followers(mine=Seen)
     until(lambda: (Path(store.url) / "callback-mine.json").exists() and kept(store)["state"] == ["1:1"])

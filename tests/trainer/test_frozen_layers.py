@@ -27,7 +27,7 @@ class NoBackward(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A layer that also returns a mask of floats without a gradient. looked: a backward through it raises."""
+    """A layer that also returns a mask of floats without a gradient. looked: a backward to its inputs raises."""
 
     def __init__(self, trained: bool, looked: bool) -> None:
         super().__init__()

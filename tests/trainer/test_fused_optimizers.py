@@ -1,4 +1,4 @@
-"""torch's fused optimizer kernels, which Bamboo uses if a task chooses no kernel."""
+"""torch's fused kernels of Adam and AdamW, which Bamboo uses if a task chooses no kernel."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

@@ -131,7 +131,7 @@ class Custom(nn.Module):
 
 
 class Aside(nn.Module):
-    """A layer that also returns a value of its parameter, which does not depend on the inputs."""
+    """A layer whose second output depends only on a parameter, not on the inputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ def test_a_step_has_what_was_measured(job):
 
 
 def called(job: Job) -> list[tuple[int, int]]:
-    """Return the attempt and step of each callback call; the call at the end has attempt 0."""
+    """Return the attempt and step of each call in the callback's saved state; the call at the end has attempt 0."""
     state = json.loads((Path(job.url) / "callback-steps.json").read_bytes())["state"]
     return [(one[0], one[1]) if isinstance(one, list) else (0, one) for one in state]
 

@@ -157,7 +157,7 @@ class Own:
 def test_the_end_waits_for_a_slow_logger_and_the_number_of_a_step_is_one_wherever_a_person_sees_it(
     tmp_path: Path,
 ) -> None:
-    """The job's end waits for a logger that closes slowly: W&B writes nothing to disk before it is closed."""
+    """The job's end waits for a logger that closes slowly; W&B, for one, writes to disk only then."""
     kept = tmp_path / "out" / "history" / "kept"
     trained = training(6, 8, 2, evaluation={"everySteps": 3, "metric": "accuracy"})
     task = own_task(tmp_path, SLOW_LOGGER, "gpt2", size="tiny", evaluation={"samples": 4})

@@ -23,7 +23,7 @@ from training_job import Job, check_same_bits
 
 
 class LateCopy:
-    """A copy of the values at its start, as on a GPU's stream, which is not ready at the first calls of `ready`."""
+    """A copy of the values at its start, as on a GPU's stream. Its first `questions` calls of `ready` return False."""
 
     def __init__(self, tensors: Iterable[Tensor], questions: int) -> None:
         self.questions, self.waited = questions, False

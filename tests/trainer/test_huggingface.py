@@ -50,7 +50,7 @@ def test_the_page_has_what_each_family_was_compared_in() -> None:
 
 
 def test_what_is_tried_without_values_fails_quietly(caplog: pytest.LogCaptureFixture) -> None:
-    """A failed trial without values shows no log of torch, which else has a traceback for each block of experts."""
+    """A failed trial without values shows no logs of torch, which would have a traceback for each block of experts."""
     noted: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = noted.append  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The load balancing loss of experts, compared with transformers."""
+"""The load balancing loss of experts, compared with that of transformers."""
 
 from typing import Any
 

@@ -339,7 +339,7 @@ def manifest(
 
 
 def initial_task(folder: Path) -> dict[str, Any]:
-    """Write weights into a folder as another job leaves them. Return a task that takes all but the head's weight."""
+    """Write weights into a folder as another job leaves them. Return a `task` that takes all but the head's."""
     whole = state(build({}), 5)
     split = build({})
     layers = {

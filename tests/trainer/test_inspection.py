@@ -140,7 +140,7 @@ class SeldomByNumpy(nn.Module):
 
 
 def drawn(layer: type[nn.Module]) -> str:
-    """Return the generators that the layer draws from in each of two forwards."""
+    """Return the names of the generators that the layer draws from in both of two forwards; "" if there is none."""
     stage = build_stage(between(layer), 0, [(0, 3)], CONFIG)
     draws = stage.draws()
     for _ in range(2):

@@ -237,7 +237,7 @@ def test_complete_copies_wait_until_they_are_handed_over() -> None:
 
 STAGES, STEPS = 4, 24
 LATE = 18  # a step before the last few, in which no step begins anew
-LAYER_SECONDS = 0.1  # that workers say each layer takes
+LAYER_SECONDS = 0.1  # the time of each layer that workers report
 MLP = mlp_task(blocks=6)
 
 
@@ -278,7 +278,7 @@ def alive(job: Job) -> int:
 class Shortage:
     """A hook that kills a worker at step `lost_at`, and lets no new one start until step `over_at`; None: for ever.
 
-    turns: the number of turns since the re-split began.
+    turns: the number of calls since the re-split began.
     """
 
     lost_at: int = 12

@@ -20,7 +20,7 @@ KINDS = FrameKind.ACTIVATION, FrameKind.SYNC, FrameKind.LAYER  # one of each lan
 
 
 def connections() -> int:
-    """Return how many connections from "a" have passed the handshake."""
+    """Return how many open connections from "a" have passed the handshake."""
     return sum(name.startswith("bamboo-rx-a-") for name in our_threads())
 
 

@@ -56,7 +56,7 @@ def flops(rows: tuple[tuple[str, int, int, int], ...]) -> dict[str, int]:
 
 
 def test_a_block_has_the_products_of_its_matrices_and_of_attention() -> None:
-    """A BERT block (width 16, two samples of 16 tokens) has two products in the backward for each in the forward."""
+    """A BERT block's backward has two products for each one in its forward, or up to three for one of attention."""
     block = counted()[1]
     tokens, width = 2 * 16, 16
     matrices = 2 * tokens * (3 + 1 + 4 + 4) * width * width

@@ -22,8 +22,8 @@ FIRST, END = (int(one) for one in os.environ.get("BAMBOO_RANDOM_JOBS", "1:40").s
 
 @dataclass
 class Disaster:
-    """A hook that kills workers some turns after a step began, and may suspend the job. at: by step, the number of
-    turns, and whom it kills: "one" worker, all holders of a "stage", or "all"; "notice": all get notice instead.
+    """A hook that kills workers some turns of the job's loop after a step began, and may suspend the job. at: by step,
+    the number of turns, and whom it kills: "one" worker, all holders of a "stage", or "all"; "notice": all get notice.
     """
 
     at: dict[int, tuple[int, str]]

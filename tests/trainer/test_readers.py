@@ -289,7 +289,7 @@ def test_a_dataset_that_draws_from_torchs_generator_is_never_read_ahead() -> Non
 def test_small_batches_are_read_several_at_once_and_each_is_there_when_it_is_read(
     reader: BatchReader, data: Slow
 ) -> None:
-    """The background thread reads several small batches at each wake-up, which takes longer than reading one."""
+    """The background thread reads several small batches at a time, since waking it takes longer than reading one."""
     coming = [(step, m) for step in range(MOST_AT_ONCE) for m in range(3)]
     reader.expect(0, coming)
     assert data.inside.wait(SECONDS)

@@ -12,7 +12,7 @@ from replica_kit import in_two_parts
 
 
 def filled(at: int = 5) -> ReplicaProgress:
-    """Return the record of a replica that has been sent version `at`, and holds it."""
+    """Return an owner's record of a replica that got version `at`, and holds it when the owner is four steps ahead."""
     progress = ReplicaProgress()
     assert progress.announced(-1, -1, at) is Owed.STATE
     assert not any(progress.holds_back(step, strict) for step in range(at, 100) for strict in (False, True))
@@ -65,7 +65,7 @@ def test_what_a_new_owner_sends_to_one_that_has_a_state(version: int, secured: i
 
 
 def test_one_that_has_what_it_needs_and_no_time_to_apply_it_is_waited_for() -> None:
-    """A commit waits for a replica that has all gradients, but whose worker has no idle time to apply them."""
+    """An owner waits for a replica that gets all gradients, but whose worker has no idle time to apply them."""
     progress = ReplicaProgress()
     assert progress.announced(22, 23, 23) is Owed.GRADIENTS
     assert progress.holds_back(24, False)

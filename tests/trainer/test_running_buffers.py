@@ -34,7 +34,7 @@ BUFFERS = (
 
 
 def plainly(config: TrainingConfig, steps: int) -> dict[str, Tensor]:
-    """Return the state dict after training in plain PyTorch, one microbatch and one layer after the other."""
+    """Train in plain PyTorch, one microbatch after the other. Return the final state by its names in `state_of`."""
     task = build({})
     model = nn.Sequential(*(build_layer(task, config.seed, i) for i in range(len(task.layers))))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

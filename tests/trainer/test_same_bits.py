@@ -1,6 +1,6 @@
 """Each task and feature trains to the same bits: on any grid, after the loss of a worker, and from a checkpoint.
 
-A row is a task with the features of its training; the columns are what befalls its job.
+A row is a task with the features of its training. A column is a grid, or a resumption on another grid.
 """
 
 import signal
@@ -41,7 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),  # of transformers
 ]
 Grid = tuple[int, int]  # stages and pipelines
-RESUMED = ("wide", "resumed")  # of whose state a checkpoint holds more than usual; it is resumed on the deep grid
+RESUMED = ("wide", "resumed")  # fast columns of rows whose checkpoints hold more than usual
 COMPUTED = ("Forward", "Backward", "BackwardInput", "BackwardWeight")
 REDUCTION = ("BackwardRest", "ScatterGradients", "ReduceGradients", "GatherGradients")  # with several pipelines only
 PHASES = ("Forward", "Backward", "ReportReady", "OptimizerStep")
@@ -53,10 +53,10 @@ class Row:
     """A task with the features of its training.
 
     task: its entrypoint and config, or a function that makes them with files in a folder. numbers: the manifest's
-    training. deep: the stages of the grid with one pipeline. wide: the other grid. kills: the instructions before which
-    a worker is killed, each in a job of its own. anywhere: slow tests also kill it before and after every other
-    instruction. steps: the steps of these kills. spec: other fields of the manifest. alone: fields that differ in the
-    undisturbed job. plain: losses equal plain PyTorch's. fast: the columns that are not slow.
+    training; None: NUMBERS. deep: the stages of the grid with one pipeline. wide: the other grid. kills: the
+    instructions before which a worker is killed, each in a job of its own. anywhere: slow tests kill it before and
+    after every instruction. steps: the steps of these kills. spec: other fields of the manifest. alone: fields that
+    differ in the undisturbed job. plain: losses equal plain PyTorch's. fast: the columns that are not slow.
     """
 
     task: dict[str, Any] | Callable[[Path], dict[str, Any]]
@@ -89,7 +89,7 @@ def transformer(make: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict
 
 
 def published(build: str, *fast: str) -> Row:
-    """Return the row of a published model. Such models have dropout, BatchNorm, tied matrices or LSTMs."""
+    """Return the row of a published model at size tiny."""
     task = own(build, size="tiny")
     return Row(task=task, numbers=numbers(3), deep=4, steps=(1,), kills=("Forward",), plain=True, fast=fast)
 

@@ -47,7 +47,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def plainly(kind: str) -> tuple[list[int], dict[str, Tensor]]:
-    """Train in plain PyTorch, leaving out steps that are not finite. Return these steps and the final state."""
+    """Train in plain PyTorch; skip steps with a non-finite loss or gradient. Return skipped steps and final state."""
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     task, skipped = build({"kind": kind}), []
     model = plain_model(task, 0)

@@ -40,7 +40,7 @@ class Block(nn.Module):
         super().__init__()
         self.linear, self.dropout, self.quiet = nn.Linear(2, width), nn.Dropout(0.5), nn.Dropout(0.5)
         self.quiet.eval()
-        self.norm = nn.BatchNorm1d(width)  # with its running statistics, as they are after that step
+        self.norm = nn.BatchNorm1d(width)  # evaluations use its running statistics after the step
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.quiet(self.dropout(torch.tanh(self.norm(self.linear(x)))))
@@ -227,7 +227,7 @@ def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
 
 
 def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last() -> None:
-    """A job that stops early ends with the state evaluated last, as a job of only that many steps does."""
+    """A job that stops early after six steps ends with the state evaluated last, as a job of only six steps does."""
     check_stopped(Job(stopping(2, 2)).run(), six_steps())
 
 

@@ -1,4 +1,4 @@
-"""Times of stages and devices: what a worker reports, also for queued devices, and jobs with a slow worker."""
+"""Times of stages and devices: what a worker reports, also if its devices queue work, and jobs with a slow worker."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Reports of a step from all cells, whose sums do not depend on the order in which they arrive."""
+"""Sums over all cells' reports of a step, which do not depend on the order of the reports."""
 
 import math
 import random

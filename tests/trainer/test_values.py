@@ -1,4 +1,4 @@
-"""Numbers after an optimizer's step and the next step's rates must be finite, or the job ends and names the cause."""
+"""Errors that end a job if a rate, scheduled value or parameter becomes infinite or NaN, or an optimizer state NaN."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ STEPS = 4
 
 
 class Careless(torch.optim.AdamW):
-    """An optimizer that in step `at` sets an element of parameters of shape [3], or of state `place`, to `number`."""
+    """An optimizer that in step `at` writes `number` into each parameter of shape [3], or into its state `place`."""
 
     def __init__(self, params: Any, *, at: int, number: float, place: str) -> None:
         super().__init__(params, lr=0.05)

@@ -21,7 +21,7 @@ def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: 
 
 
 def test_the_heir_computes_weight_gradients_last() -> None:
-    """An heir repeats input gradients first, as neighbours wait for these; half or more weight gradients follow."""
+    """An heir repeats input gradients first, as neighbours wait for these; at least three weight gradients follow."""
     job = Job(manifest(4, 1), (Fault("BackwardInput", Cell(0, 2), 2, 5),)).run()
     heir = job.executed_by["w1"]
     ran = [fault for fault in heir if fault.step == 2 and not fault.after]

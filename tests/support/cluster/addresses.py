@@ -41,7 +41,7 @@ class Addresses:
 
 
 def is_free(subnet: int, routes: Iterable[str]) -> bool:
-    """Return whether 10.SUBNET.0.0/16 overlaps neither SERVICES nor a route but "default". routes: as from `ip`."""
+    """Return whether 10.SUBNET.0.0/16 overlaps neither SERVICES nor a destination in `routes`; "default" is ignored."""
     wanted = ipaddress.ip_network(f"10.{subnet}.0.0/16")
     known = (ipaddress.ip_network(route) for route in routes if route != "default")
     return not any(wanted.overlaps(network) for network in (*known, ipaddress.ip_network(SERVICES)))

@@ -32,7 +32,7 @@ Report = Callable[[str], None]
 
 
 class Unavailable(Exception):
-    """Raised if this machine cannot run the test cluster. The message is one sentence."""
+    """Raised if this machine cannot build or run the test cluster. The message is one sentence."""
 
 
 class Broken(Exception):
@@ -58,7 +58,7 @@ def binaries(report: Report = to_stderr) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class NodePrograms:
-    """The programs of a real node. kubelet: a path. root: a folder, laid out like /, with containerd and all others."""
+    """The programs of a real node. kubelet: its path. root: a folder, laid out like /, with all other programs."""
 
     kubelet: Path
     root: Path

@@ -129,7 +129,7 @@ def adopt_orphans() -> None:
 
 
 def kill_descendants(spared: int | None = None) -> None:
-    """Send SIGKILL to every descendant, in any group or session. Needs `adopt_orphans`. spared: one to leave alone."""
+    """Kill all descendants, in any group or session. Needs `adopt_orphans`. spared: ID of a child to leave alone."""
     while True:
         alive = [pid for pid in _children() if is_alive(pid) and pid != spared]
         if not alive:

@@ -108,7 +108,7 @@ class ControlPlane:
         await children.stop(self.children.pop(component), STOP_SECONDS)
 
     async def bring_up(self, component: str) -> None:
-        """Start a component again, with the same flags."""
+        """Start a component again, with the same flags, unless it is up."""
         if component not in self.children:
             await self._spawn(component, *self._flags[component])
 
@@ -127,7 +127,7 @@ class ControlPlane:
             await asyncio.sleep(0.05)
 
     def _manager_flags(self, made: pki.Pki, minor: int) -> list[str]:
-        # The controllers of clouds are left out, and those of what the process kubelet does not have.
+        # Left out: controllers that need a cloud, and controllers of features that the process kubelet lacks.
         off = (
             "ttl",
             "nodeipam",

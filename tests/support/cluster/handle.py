@@ -24,7 +24,7 @@ CONTROL_SECONDS = 120
 
 
 class NotOffered(Exception):
-    """Raised by a command that a real cluster does not have."""
+    """Raised if a method that only the test cluster offers is called for another cluster, such as kind."""
 
 
 class ControlFailed(Exception):
@@ -32,7 +32,7 @@ class ControlFailed(Exception):
 
 
 class Cluster:
-    """A cluster. path: its kubeconfig. folder: None for a real cluster. process: the host if this handle started it."""
+    """A cluster. path: its kubeconfig. folder: a test cluster's or None. process: the host that this handle started."""
 
     def __init__(self, path: Path, folder: Path | None = None, process: "subprocess.Popen[str] | None" = None) -> None:
         self.kubeconfig, self.folder, self.api = path, folder, Client(path)
@@ -115,12 +115,12 @@ class Cluster:
 
     @classmethod
     def attach(cls, path: Path) -> Self:
-        """Return a handle of a kubeconfig's cluster, with all methods but `stop` if that is a running test cluster."""
+        """Return a handle of a kubeconfig's cluster. For a running test cluster all methods but `stop` work."""
         own = (path.parent / "control").is_socket()
         return cls(path, path.parent if own else None)
 
     def stop(self) -> None:
-        """End every process and remove the folder. Only for a cluster that this process started."""
+        """End every process and remove the folder. Only for the handle that started the cluster."""
         assert self._process is not None
         self._process.terminate()
         try:

@@ -118,7 +118,7 @@ class Kubelet:
             runner.update(pod)
         elif leaving:
             self._help(pod_runner.remove(self.api, pod))
-        elif runner is None and pod["status"].get("phase") == "Pending":  # others ran here before the node failed
+        elif runner is None and pod["status"].get("phase") == "Pending":  # pods in other phases ran before a failure
             self._start(node, pod)
 
     def _start(self, node: Node, pod: Json) -> None:

@@ -33,7 +33,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 def answer(question: bytes, names: Mapping[str, list[str]]) -> bytes | None:
-    """Return the reply to a DNS query: IPv4 addresses (none for other types) or NXDOMAIN; None if it is malformed."""
+    """Return a DNS query's reply: IPv4 addresses (none for other types) or NXDOMAIN; None for a malformed query."""
     try:
         labels, end = _labels(question)
         (kind,) = struct.unpack_from("!H", question, end)

@@ -137,8 +137,8 @@ class PodRunner:
         return False
 
     async def _run_container(self, container: Json, record: Record) -> None:
-        """Run a container to its end, once its variables are known. It is never restarted, whatever its policy; a
-        controller replaces a pod that has ended. If the pod is stopped first, the exit code is 137.
+        """Run a container to its end, once its variables are known. If the pod is stopped before that, the exit code is
+        137. The container is never restarted, whatever its policy; a controller replaces a pod that has ended.
         """
         while not self._stopping.is_set():
             try:

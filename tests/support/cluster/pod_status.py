@@ -69,7 +69,7 @@ def _only(state: Json) -> Json:
 
 
 def phase(records: Sequence[Record], init: Sequence[Record], *, over: bool) -> str:
-    """Return the pod's phase. over: whether no container will be started any more."""
+    """Return the pod's phase. over: whether no container runs or will still start."""
     codes = [record.exit_code for record in (*init, *records)]
     if over:
         return "Succeeded" if all(code == 0 for code in codes) else "Failed"

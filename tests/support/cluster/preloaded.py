@@ -66,6 +66,6 @@ class Forked:
 
     async def _until_end(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
         code = await reader.read(NUMBER_BYTES)
-        self.returncode = int.from_bytes(code, "big", signed=True) if code else -signal.SIGKILL  # as its parent was
+        self.returncode = int.from_bytes(code, "big", signed=True) if code else -signal.SIGKILL  # died with its parent
         writer.close()
         return self.returncode

@@ -20,7 +20,7 @@ from cluster.switch import POLL_SECONDS, START_SECONDS, Switch, run
 INIT = Path(__file__).with_name("node_init.py")
 SOCKET = "unix:///run/containerd/containerd.sock"
 PAUSE_IMAGE = "localhost/pause:1"
-# Kubernetes' minor versions in which a kubelet's flag has become a field.
+# Kubernetes' minor versions that changed a kubelet's flags or settings.
 ONE_RUNTIME, ENDPOINT_IS_A_FIELD, CGROUP_V1_IS_OLD = 24, 27, 31
 
 

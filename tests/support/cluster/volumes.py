@@ -24,7 +24,7 @@ class Volumes:
     paths: dict[str, Path] = field(default_factory=dict)
 
     async def prepare(self) -> None:
-        """Create all volumes with their files. Repeatable. Raises Unknown if one lacks an object or is unsupported."""
+        """Create or find all volumes; write their files. Raises Unknown if one is unsupported or lacks its source."""
         for volume in self.pod["spec"].get("volumes", []):
             self.paths[volume["name"]] = await self._path(volume)
 

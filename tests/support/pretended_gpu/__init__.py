@@ -9,10 +9,10 @@ torch takes them for CUDA devices. Their memory is the host's, and operations ru
 - a copy from device to device is made as torch makes it, on the stream of the source's device;
 - an operation raises RuntimeError if its stream is not ordered after the operations that made its tensors, or after the
   work that was queued on their memory's stream when the memory was allocated; so does the next operation after the
-  program frees memory that a stream other than its own may still use;
+  program frees memory that a stream other than its own may still use, if `record_stream` did not name that stream;
 - a device has a default stream and 32 others, which torch hands out in turn;
-- an event behind unfinished copies is complete once the program has waited for it, or queried it three times; the time
-  between two events is the time between their records.
+- an event behind unfinished copies is complete once the program or a stream has waited for it, or the program has
+  queried it three times; the time between two events is the time between their records.
 
 They cannot show real kernels, the order of their sums, or real time. They have no cuDNN kernels, so no recurrent
 layers. A process has them from its start, with `environment`, or not at all.

@@ -1,4 +1,4 @@
-"""Startup code of every Python in a test: launchers of workers and `bamboo_trainer.offline` use warm processes."""
+"""Startup code of the processes that tests start: workers' launchers and `offline` let warm processes do their work."""
 
 import os
 import sys

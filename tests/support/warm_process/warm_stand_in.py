@@ -1,4 +1,4 @@
-"""The process that a test's job starts: a warm process does its work, and it ends with the same exit code or signal."""
+"""A process of a test's job. It lets a warm process do its work, and ends with the same exit code or signal."""
 
 import json
 import os
@@ -13,7 +13,7 @@ NUMBER_BYTES = 4  # of a length, a process's number or an exit code
 
 
 def read_at_start() -> dict[str, str]:
-    """Return the environment variables that Python and torch read only at their start."""
+    """Return the environment variables that Python and torch read only at their start, except those in `OWN`."""
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIXES) and name not in OWN}
 
 

@@ -1,4 +1,4 @@
-"""Python imports this module first: a process whose environment names the library gets pretended GPUs."""
+"""Module that Python imports at its start. It installs pretended GPUs if PRETENDED_GPU names their library."""
 
 import os
 from pathlib import Path
