@@ -165,7 +165,7 @@ class FlippedJob(Job):
         if self.flip.worker:
             return self.flip.worker
         role = plan.at(Cell(0, self.flip.stage))
-        return role.owner if self.flip.owner else (role.shadow or role.replicas[0])
+        return role.owner if self.flip.owner else role.replicas[0]
 
     def flips_now(self, place: Place, worker: str, stage: int, step: int, microbatch: int) -> bool:
         """Return whether the bit flips at this point, and count the flip. It flips once or, if `every_time` is set, at

@@ -32,7 +32,6 @@ class User:
         self.harmed = False
         self._doomed: list[Object] = []  # pods that go
         self._healed = False
-        self._stopping = False
         self._returning: asyncio.Task[None] | None = None
 
     # what befalls the job

@@ -43,7 +43,6 @@ class SimStore:
     parts: dict[CheckpointId, dict[int, LayerState]] = field(default_factory=dict)
     committed: list[CheckpointId] = field(default_factory=list)
     damaged: set[CheckpointId] = field(default_factory=set)
-    restored: int = 0
 
     def new_id(self) -> str:
         return f"{self.rng.getrandbits(48):012x}"
@@ -98,7 +97,6 @@ class SimStore:
             raise RestoreError(checkpoint, f"step {checkpoint.step}", damaged=True)
         if self.rng.random() < self.trouble / 4:
             raise RestoreError(checkpoint, f"step {checkpoint.step}", damaged=False)
-        self.restored += 1
         return {layer: self.parts[checkpoint][layer] for layer in layers}
 
     def _later(self, writer: Writer, action: Callable[[], None]) -> None:

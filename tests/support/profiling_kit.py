@@ -2,15 +2,9 @@
 
 from typing import Any
 
+from manifest_kit import bamboojob, training
+
 
 def manifest(entrypoint: str = "bamboo_trainer.models.bert:build", **config: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "tiny"},
-        "spec": {
-            "task": {"entrypoint": entrypoint, "config": {"size": "tiny", **config}},
-            "training": {"steps": 10, "globalBatchSize": 8, "microBatchSize": 2},
-            "topology": {"stages": 2},
-        },
-    }
+    task = {"entrypoint": entrypoint, "config": {"size": "tiny", **config}}
+    return bamboojob("tiny", task=task, training=training(10, 8, 2), topology={"stages": 2})

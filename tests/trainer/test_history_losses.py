@@ -46,10 +46,9 @@ class Life:
         self.job.join(name)
         return name
 
-    def of(self, number: int, *, root: bool = True) -> str:
-        """Return a worker by a drawn number; without `root`, one other than the root."""
-        names = [name for name in self.job.workers if root or name != self.job.root]
-        return names[number % len(names)]
+    def of(self, number: int) -> str:
+        """Return a worker by a drawn number."""
+        return [*self.job.workers][number % len(self.job.workers)]
 
     def do(self, kind: str, one: int, other: int) -> None:
         match kind:

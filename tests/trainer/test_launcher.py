@@ -46,7 +46,6 @@ def test_what_is_imported_is_never_looked_through_for_garbage(monkeypatch: pytes
     assert gc.get_freeze_count() >= before + len(made)
 
 
-SECONDS = 60.0  # that a test waits for something
 UNABLE_TO_FORK = """
 import errno, os
 from bamboo_trainer.worker import launcher

@@ -238,9 +238,7 @@ ROWS: dict[str, Row] = {
         fast=RESUMED,
     ),
     "gradients in buckets": Row(task=gpt(tieEmbeddings=True), kills=("Backward", *REDUCTION)),
-    "gradients in buckets of one stage": Row(
-        task=gpt(), numbers=numbers(batch=12), wide=(1, 3), kills=REDUCTION[:1], fast=("wide",)
-    ),
+    "gradients in buckets of one stage": Row(task=gpt(), numbers=numbers(batch=12), wide=(1, 3), kills=REDUCTION[:1]),
     "sums sent within the step": Row(
         task=gpt(), numbers=numbers(batch=16), wide=(2, 3), kills=REDUCTION[1:], anywhere=True
     ),
