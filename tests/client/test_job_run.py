@@ -124,9 +124,7 @@ def test_to_wait_for_nodes_takes_little_computation(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_replica_that_is_complete_after_a_cut_is_copied_for_it_too() -> None:
-    """After two losses a step begins anew on another grid while states are copied to new replicas, and within a second,
-    not after the 60 s for which the coordinator waits for copies that it lacks.
-    """
+    """Otherwise the coordinator, which knows of the replica, would wait 60 s for its copies."""
     document = manifest(None, 1, 24, elastic={"maxWorkers": 9, "stabilizationSeconds": 10})
     document["spec"]["topology"]["schedule"] = "1F1B"
     sizes = {"parameters": 132704792, "optimizer": 265409584, "gradients": 10**8, "boundary": 10**6}
