@@ -1,4 +1,4 @@
-"""The API server's judgement of the CRD's schema and rules, compared with the tests' evaluator."""
+"""The API server's verdicts by the CRD's schema and rules, compared with `crd_kit.refusals`."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

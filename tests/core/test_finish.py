@@ -1,4 +1,4 @@
-"""The checkpoint of a finished training's last state: who writes it, and when the job completes without it."""
+"""The checkpoint of training's last state: who writes it, and when the job completes without it."""
 
 from dataclasses import replace
 

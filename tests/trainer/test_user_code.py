@@ -174,7 +174,7 @@ class Numbered(torch.utils.data.Dataset[int]):
     ],
 )
 def test_what_gives_no_batches_is_no_dataset(dataset, said):
-    """A dataset that gives no batches is refused, for a task's length and for a module's example inputs."""
+    """`dataset_length` and `example_of` refuse a dataset that gives no batches."""
     expected = f"^the dataset(: expected len\\(\\) and batch\\(indices\\),)? {re.escape(said)}$"
     with pytest.raises(TaskError, match=expected):
         dataset_length(replace(small_task(), dataset=dataset))

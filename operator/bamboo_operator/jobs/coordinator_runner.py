@@ -287,7 +287,7 @@ class CoordinatorRunner:
             self._trigger.at_once()
 
     def _compare_with_pods(self, plan: Plan) -> None:
-        """Report workers of the plan that have no pod as absent: all pods were listed before this job was known."""
+        """Report the plan's workers without pods as absent: kopf listed all pods before it reported this job."""
         if absent := plan.worker_ids() - self._watch.pods().keys() - self.state.membership.gone:
             self._inbox.put_nowait(WorkersAbsent(absent, "its pod is gone"))
 

@@ -54,7 +54,7 @@ class WorkerTemplates:
         return self._revisions(job)[job.node_pools[0].name if job.node_pools else None]
 
     def revisions(self, job: JobSpec) -> frozenset[str]:
-        """Return the revisions of the pods of all pools, and of a pod without a pool."""
+        """Return the newest revisions: each pool's, and that of pods without a pool."""
         return frozenset(self._revisions(job).values())
 
     def is_newest(self, job: JobSpec, pod: Json) -> bool:

@@ -1,7 +1,7 @@
 """`bamboo export`: a checkpoint as one plain state dict that needs no Bamboo, or as a folder for transformers.
 
 The folder is for `from_pretrained`: it has config.json, model.safetensors, and copies of the model's companions
-(tokenizer, settings for generation).
+(tokenizer, chat templates).
 
 The export works file by file (in a checkpoint: layer by layer), so the largest file bounds memory, whatever the model's
 size. The output appears under its name as a whole or not at all.
@@ -63,7 +63,7 @@ def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] 
 
 
 def describe(model: NamedModel, folder: Path) -> None:
-    """Write a transformers folder without weights: config.json, companions, a causal model's generation settings."""
+    """Write a transformers folder without weights: config.json, tokenizer, a causal model's generation settings."""
     classes = getattr(transformers(), AUTO[model.objective][1])
     model.config.architectures = [classes[type(model.config)].__name__]
     model.config.dtype = "float32"

@@ -19,7 +19,7 @@ from bamboo_core.planning.steps.worker_memory import spare_bytes
 
 
 def watch(turn: Turn) -> None:
-    """Choose temporary replicas on idle workers, once for the same workers and grid; drop them when no cut is due."""
+    """While a cut is due, choose replicas on idle workers, anew if workers or grid change; afterwards drop them."""
     state = turn.state
     if state.splits.resplit is not None:
         return

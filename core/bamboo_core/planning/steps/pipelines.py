@@ -54,8 +54,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoss:
-    """A change of plan within a step, and the workers lost before it, if any. lost: each worker and the second of the
-    step. planned: the second at which the plan takes effect. runs: for each cell that then changes hands, its new runs.
+    """A change of plan within a step, and any workers lost before it. lost: each worker and the second of its
+    loss. planned: the second at which the plan takes effect. runs: for each cell that then changes hands, its new runs.
     """
 
     lost: tuple[tuple[int, float], ...]
