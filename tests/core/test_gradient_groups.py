@@ -70,15 +70,10 @@ def test_pipelines_share_a_step_in_whole_groups(drawn: tuple[int, int, int]) -> 
     assert min(sizes) > 0
 
 
-@pytest.mark.parametrize(
-    ("groups", "sums"),
-    [
-        (48, {2: 1, 3: 2, 4: 2, 5: 3, 6: 1, 7: 3, 8: 2, 9: 2, 10: 3, 11: 3, 12: 1, 16: 2, 24: 1, 48: 1}),
-        (64, {2: 1, 3: 4, 4: 1, 5: 5, 6: 4, 7: 3, 8: 1, 9: 1, 11: 2, 16: 1, 17: 1, 24: 2, 32: 1}),
-    ],
-)
-def test_pipelines_send_few_sums(groups: int, sums: dict[int, int]) -> None:
-    assert {pipelines: max(map(len, sums_finished(groups, pipelines))) for pipelines in sums} == sums
+def test_pipelines_send_few_sums() -> None:
+    most = {pipelines: max(map(len, sums_finished(64, pipelines))) for pipelines in range(1, 65)}
+    assert {pipelines for pipelines, sums in most.items() if sums == 1} >= {1, 2, 4, 8, 16, 32, 64}
+    assert max(most.values()) == 5
 
 
 @given(st.integers(1, 10_000))
