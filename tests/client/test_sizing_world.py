@@ -84,10 +84,12 @@ def test_a_machine_without_any_price_is_known_as_such() -> None:
     assert has_price(machine_of(layered(2), None), plain, MADE_UP)
 
 
-def test_a_price_on_demand_is_the_files_the_profiles_or_the_jobs() -> None:
+def test_a_price_is_the_files_the_profiles_or_the_jobs() -> None:
     bare = msgspec.structs.replace(layered(2), prices=None)
-    pools = [{"name": "s", "capacity": "Spot"}, {"name": "d", "capacity": "OnDemand", "pricePerHour": "2.5"}]
+    prices = {"Spot": "1.5", "OnDemand": "2.5"}
+    pools = [{"name": kind.lower(), "capacity": kind, "pricePerHour": price} for kind, price in prices.items()]
     at = world(manifest(2, 1, 6, nodePools=pools), bare)
+    assert at.spot_usd("m") == 1.5
     assert at.on_demand_usd("m") == 2.5
     shared = world(manifest(2, 1, 6, nodePools=pools, spread={"workersPerNode": 2}), bare)
     assert shared.on_demand_usd("m") == 5.0, "of a node with two workers"

@@ -128,11 +128,15 @@ class World:
         return self.spec.training.steps
 
     def spot_usd(self, machine: str) -> float:
-        """Return the mean USD per hour of a spot node, from the recording, else the profile; 1 if both are unknown."""
+        """Return the mean USD per hour of a spot node, from the recording, else the profile, else the job's pools; 1 if
+        all are unknown.
+        """
         figures, prices = self.market.figures, self.machines[machine].profile.prices
         if figures is not None and figures.usd_per_hour is not None:
             return figures.usd_per_hour
-        return prices.spot if prices else 1.0
+        if prices is not None:
+            return prices.spot
+        return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.SPOT)) or 1.0
 
     def on_demand_usd(self, machine: str) -> float | None:
         """Return the USD per hour of an on-demand node; None if unknown, or if the price file names only a spot price.
