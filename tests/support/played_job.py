@@ -1,4 +1,4 @@
-"""What a test asks of a job whose coordinator it drives."""
+"""A job whose coordinator a test drives: the coordinator's state, and the job's end; None while it runs."""
 
 from bamboo_core.coordinator.events import Finish, Outcome
 from bamboo_core.coordinator.state import CoordinatorState
@@ -6,8 +6,6 @@ from bamboo_core.planning.plan import Plan
 
 
 class PlayedJob:
-    """A job: its coordinator's state, and its end; None while it runs."""
-
     state: CoordinatorState
     finish: Finish | None
 
