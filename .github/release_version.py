@@ -1,4 +1,4 @@
-"""Check that a release's tag is the version of all distributions, of their pins of each other, and of the chart.
+"""A check that a release's tag matches all versions in the repository: distributions, their mutual pins, and the chart.
 
 python .github/release_version.py v1.2.3
 """
@@ -16,7 +16,7 @@ DISTRIBUTIONS = ("core", "client", "trainer", "operator")
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Yield each version in the repository, after the place that states it."""
+    """Yield (place, version) for each distribution, each pin of one distribution in another, and the chart."""
     for folder in DISTRIBUTIONS:
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
         yield f"{folder}/pyproject.toml", project["version"]

@@ -66,7 +66,7 @@ def text(document: dict[str, Any]) -> str:
 
 
 def stored_default(one: ApiField) -> Any:
-    """Return the value that an API server stores if the field is absent; None if none, and for objects and lists."""
+    """Return the value that an API server stores for an absent field; None if none, or for objects and lists."""
     if one.default is not None and Mark.FOLLOWS not in one.marks and isinstance(one.default(), bool | int | str):
         return one.default()
     return None if isinstance(one.form, Object | ObjectList) else one.form.schema().get("default")
@@ -192,7 +192,7 @@ class Term:
 
 
 def cel(function: Callable[..., Any], *arguments: Term) -> Term:
-    """Translate a function of `manifest_rules`, or a property, into CEL, with these arguments."""
+    """Translate the final return of a `manifest_rules` function or a property into CEL, with these arguments."""
     (definition,) = ast.parse(dedent(inspect.getsource(function))).body
     assert isinstance(definition, ast.FunctionDef)
     *_, last = definition.body
@@ -311,7 +311,7 @@ def class_description(kind: type) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML writer that folds long texts."""
+    """A YAML writer that folds long texts and writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Generate the Grafana dashboards in this folder (`make docs`). A test fails if a committed one is stale."""
+"""Generator of the Grafana dashboards in this folder, run by `make docs`. A test fails if a committed one is stale."""
 
 import json
 from pathlib import Path

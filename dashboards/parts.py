@@ -98,7 +98,7 @@ def number(
 
 
 def words(title: str, text: str, *queries: Query, width: int = 8) -> stat.Panel:
-    """Return a panel that shows as text the legends of the series that exist, such as a state."""
+    """Return a panel that shows text, such as a state: the legend of each series that the queries return."""
     reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().title(title).description(text).unit("none").datasource(SOURCE).span(width).height(4)
     panel = panel.reduce_options(reduce).text_mode(common.BigValueTextMode.NAME).no_value("none")
@@ -162,8 +162,8 @@ def _annotation(name: str, colour: str, expr: str, title: str) -> d.AnnotationQu
 def build(
     uid: str, title: str, text: str, rows: Sequence[tuple[str, Panels]], *, job: bool = True, several: bool = True
 ) -> dashboard.Dashboard:
-    """Return a dashboard that is filtered by namespace. rows: headings and panels. job: it is filtered by job, too.
-    several: each filter takes several values.
+    """Return a dashboard with a filter for namespaces. rows: headings and panels. job: whether it also has a filter for
+    jobs. several: whether each filter takes several values.
     """
     selector = ONE_JOB if job and not several else SOME_JOBS if job else SOME_NAMESPACES
     board = d.Dashboard(title).uid(uid).description(text).tags(["bamboo"]).readonly().timezone("browser")

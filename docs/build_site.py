@@ -1,8 +1,8 @@
 """Build the documentation site from the Markdown files of the repository.
 
-`python docs/build_site.py FOLDER` writes it to FOLDER. The pages are those of docs/, in the order of mkdocs.yml. A
-linked file or folder outside docs/ becomes a page, too: Markdown with its links changed, source files as a block of
-code, folders as a list of their files. So the site needs no address of a repository, and it loads nothing from another
+`python docs/build_site.py FOLDER` replaces FOLDER with the site. It has the pages of docs/, in the order of mkdocs.yml.
+A linked file or folder outside docs/ becomes a page, too: Markdown with its links changed, a source file as a block of
+code, a folder as a list of its files. So the site needs no address of a repository, and it loads nothing from another
 host. The generated references are complete on the site; the committed pages are short.
 """
 
@@ -35,7 +35,7 @@ def sources() -> list[Path]:
 
 
 def place(source: Path) -> PurePosixPath:
-    """Return the path, below the site's docs/, of the page for a file or folder of the repository."""
+    """Map a file or folder of the repository to the path, below the staged docs/, of its page or copy."""
     path = PurePosixPath(source.relative_to(ROOT).as_posix())
     if path.parts[0] == "docs":
         return PurePosixPath(*path.parts[1:])
@@ -109,7 +109,7 @@ def _code_page(source: Path) -> str:
 
 
 def build(output: Path) -> None:
-    """Write the site to a folder, replacing it. Raises SystemExit if a link is wrong or Zensical fails."""
+    """Build the site, and replace the output folder with it. Raises SystemExit if a link is wrong or Zensical fails."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")

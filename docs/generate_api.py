@@ -1,6 +1,6 @@
 """Generate docs/api.md from the CRD (`make docs`). A test fails if the committed page is stale.
 
-The committed page describes the fields of `spec` and names those of `status`; the page of the site describes all.
+The committed page describes the fields of `spec` but only names the fields of `status`; the site's page describes both.
 """
 
 import re
@@ -46,7 +46,7 @@ a field that cannot change, create a new job.
 
 
 def page(crd: Schema, whole: bool = False) -> str:
-    """Return the page in Markdown. whole: the site's version, which also describes the status and printed columns."""
+    """Return the page in Markdown. whole: the site's version, which also describes the status and kubectl's columns."""
     names, version = crd["spec"]["names"], crd["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     words = {"kind": names["kind"], "group": crd["spec"]["group"], "version": version["name"]}
@@ -68,9 +68,9 @@ def _names(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _sections(path: str, schema: Schema) -> Iterator[str]:
-    """Yield a section for each object with fields: the outer one first, then those inside in the order of the schema.
+    """Yield a section about an object's fields, then one for each object inside it, in the order of the schema.
 
-    An inner object's description is in the table of the object that holds it; only the outermost one's is added here.
+    Only a top-level section begins with its object's description; an inner object's is in the table of its parent.
     """
     lines = [f"{'#' * (2 if '.' not in path else 3)} {path}", ""]
     lines += [schema["description"], ""] if "." not in path else []
@@ -94,7 +94,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _rules(path: str, rules: Sequence[Schema]) -> Iterator[str]:
-    """Yield a list item for each message of rules, except SAID_OF_FIELDS, with the fields that it is about."""
+    """Yield a list item for each validation message, except SAID_OF_FIELDS, with the fields that it concerns."""
     fields: dict[str, list[str]] = {}
     for rule in rules:
         fields.setdefault(rule["message"], []).append(f"`{path}{rule.get('fieldPath', '')}`")

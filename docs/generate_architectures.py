@@ -1,7 +1,7 @@
-"""Compare transformers' models, split into layers for Bamboo, with the whole models, and write the table of
-docs/huggingface.md: `make architectures`, which needs transformers and takes a minute.
+"""Compare models of transformers with the same models split into layers for Bamboo (`make architectures`).
 
-Each family has the small size of the tests. Raises AssertionError if logits differ, or gradients by 1e-5 or more.
+The results become the table in docs/huggingface.md. The comparison needs transformers and takes a minute. Each family
+has the small size of the tests. Raises AssertionError if logits differ, or if gradients differ by 1e-5 or more.
 """
 
 import sys
@@ -55,7 +55,7 @@ def row(family: str) -> str:
 
 
 def compared(config: dict[str, Any], objective: Objective) -> float:
-    """Compare layers and model: assert equal logits, and return the largest difference of gradients, less than 1e-5."""
+    """Assert that layers and model have equal logits, and gradients within 1e-5; return their largest difference."""
     task = huggingface.build(config)
     layers, model = both(task, config)
     inputs, (target,) = task.dataset.batch([1, 5, 7])
@@ -83,7 +83,7 @@ def own(gradient: Tensor | None) -> Tensor:
 
 
 def apart(config: dict[str, Any]) -> bool:
-    """Return whether the second document of a packed sequence has the logits that it has alone."""
+    """Return whether the second document of a packed sequence gets nearly the same logits as it gets alone."""
     model = huggingface.NamedModel.read(config).make().eval()
     ids = torch.randint(1, WORDS, DOCUMENTS.shape, generator=torch.Generator().manual_seed(1))
     logits = model(input_ids=ids, position_ids=positions_in(DOCUMENTS), use_cache=False).logits
@@ -92,7 +92,7 @@ def apart(config: dict[str, Any]) -> bool:
 
 
 def goes_round(config: dict[str, Any]) -> bool:
-    """Return whether a model that is exported, and read with `from_pretrained`, gives the layers' logits."""
+    """Return whether the exported model, loaded with `from_pretrained`, gives exactly the layers' logits."""
     task = huggingface.build(config)
     layers = layers_of(task)
     inputs, _ = task.dataset.batch([3, 4])
@@ -111,7 +111,7 @@ def goes_round(config: dict[str, Any]) -> bool:
 
 
 def both(task: Task, config: dict[str, Any]) -> tuple[list[nn.Module], nn.Module]:
-    """Return the layers and the whole model, with the same values, in eval mode."""
+    """Return the layers and the whole model, with the same weights, in eval mode."""
     layers = layers_of(task)
     model = huggingface.NamedModel.read(config).make()
     assert not model.load_state_dict(state_of(layers), strict=False).missing_keys

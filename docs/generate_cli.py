@@ -1,6 +1,6 @@
 """Generate docs/cli.md from the commands' own help (`make docs`). A test fails if the committed page is stale.
 
-The committed page names each command's options; the page of the site has the commands' help, without examples.
+The committed page only names each command's options; the site's page has each command's help without examples.
 """
 
 import re
@@ -106,7 +106,7 @@ ENTRY = re.compile(r"^  \S")
 
 
 def page(whole: bool = False) -> str:
-    """Return the page: for the site (`whole`) with each command's help, otherwise with the names of its options."""
+    """Return the page in Markdown. whole: the site's version, which has each command's help, not only option names."""
     sections = {"Commands on a cluster": commands(CLUSTER), "Commands on this machine": commands(HERE)}
     texts = {words: help_of(*words) for names in sections.values() for words in names}
     if not whole:
@@ -129,7 +129,7 @@ def page(whole: bool = False) -> str:
 
 
 def brief(title: str, names: Sequence[tuple[str, ...]], texts: Mapping[tuple[str, ...], str]) -> Iterator[str]:
-    """Yield a section's commands, each with its usage, its purpose and the names of its own options."""
+    """Yield a section's title, then the usage, purpose and option names (except SHARED) of each command."""
     yield f"## {title}\n"
     for words in names:
         usage, about = own_help(texts[words], {}, ()).split("\n\n")[:2]
@@ -140,7 +140,7 @@ def brief(title: str, names: Sequence[tuple[str, ...]], texts: Mapping[tuple[str
 
 
 def commands(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the words of each command; for a group, the words of each command in it."""
+    """Return each command's words after `bamboo`, with a group's commands in place of the group."""
     found: list[tuple[str, ...]] = []
     for name in names:
         command = COMMANDS.commands[name]
@@ -149,7 +149,7 @@ def commands(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def explained_once(texts: Iterable[str]) -> dict[str, str]:
-    """Return the help of arguments and options that several commands share, by name."""
+    """Return, by name, the help of the arguments and options that several commands explain in the same words."""
     counts = Counter(
         cells(lines) for text in texts for title in ("Arguments", "Options") for lines in entries(text, title)
     )
@@ -171,15 +171,15 @@ def entries(text: str, title: str) -> list[list[str]]:
 
 
 def cells(lines: Sequence[str]) -> tuple[str, str]:
-    """Return the names of an argument or option, and its help text on one line."""
+    """Return an entry's names and its help text on one line, both with | escaped for a Markdown table."""
     names, _, begin = lines[0].strip().partition("  ")
     text = " ".join([begin, *lines[1:]]).split()
     return names.replace("|", "\\|"), " ".join(text).replace("|", "\\|")
 
 
 def own_help(text: str, shared: Mapping[str, str], everywhere: Collection[str]) -> str:
-    """Return a command's help without examples, which the guides have. Shared options are only named; shared
-    arguments, and options that all commands of the section have (`everywhere`), are left out.
+    """Return a command's help without its examples, which are in the guides, and without shared arguments. Only name
+    shared options; leave out the options in `everywhere`, which all commands of the section share.
     """
     paragraphs = text.partition("\nArguments:\n")[0].partition("\nOptions:\n")[0].rstrip().split("\n\n")
     about = "\n\n".join(one for one in paragraphs if not one.lstrip().startswith("Example:"))
@@ -192,22 +192,20 @@ def own_help(text: str, shared: Mapping[str, str], everywhere: Collection[str]) 
 
 
 def explained_above(text: str, shared: Mapping[str, str]) -> list[str]:
-    """Return the names of a command's options that are explained once for several commands, without --help."""
+    """Return the names of a command's options whose help is in `shared`, except --help."""
     names = [cells(entry)[0] for entry in entries(text, "Options") if shared.get(cells(entry)[0]) == cells(entry)[1]]
     return [short(name) for name in names if not name.startswith("-h")]
 
 
 def listed(names: Sequence[str]) -> list[str]:
-    """Return the names of options, with the three cluster options as one entry if all of them are there."""
+    """Return the options' names; if they include all three cluster options, combine these in one last entry."""
     if not set(OF_ALL) <= set(names):
         return list(names)
     return [*(name for name in names if name not in OF_ALL), "those of the cluster"]
 
 
 def short(names: str) -> str:
-    """Return the last name of an option, with its values if they are listed (`<...>`), or with the flag that negates
-    it.
-    """
+    """Return the last of an option's names, with its listed values (`<...>`) or its negation (`/ --no-...`), if any."""
     flag, _, value = names.replace("\\|", "|").split(", ")[-1].partition(" ")
     return f"{flag} {value}" if value.startswith(("<", "/")) else flag
 

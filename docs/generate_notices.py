@@ -1,5 +1,5 @@
 """Generate the table of preemption notices in docs/troubleshooting.md from `cloud_marks` (`make docs`). A test fails if
-it is stale, and another one tries every mark in it.
+the table is stale, and another test tries every mark in it.
 """
 
 from collections import defaultdict
@@ -56,7 +56,7 @@ def _table() -> Iterator[str]:
 
 
 def _marks() -> Iterator[tuple[str, float | None, str, str]]:
-    """Yield the source, seconds of notice, place and text of each mark."""
+    """Yield the source, seconds of notice (None: the node is gone), place and text of each mark."""
     for key, mark in marks.TAINTS.items():
         yield mark.source, mark.seconds, "taint", key
     for place, table in (
@@ -102,8 +102,8 @@ def _notice(source: str, seconds: float | None) -> str:
 
 
 def _tried(found: Sequence[Mark]) -> str:
-    """Return how tests tried the marks: "API server" if the text of a cluster test names the mark, else "object" (as a
-    plain object); both if the marks differ in this.
+    """Return how the tests try the marks: "API server" for a mark that a cluster test names, "object" for a mark that
+    is tried only in plain objects; both if the marks differ in this.
     """
     texts = [text.partition(": ")[0].partition("=")[0] for _, text in found]
     return ", ".join(sorted({"API server" if text in _cluster_tests() else "object" for text in texts}))

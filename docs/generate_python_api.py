@@ -1,6 +1,6 @@
 """Generate docs/python-api.md from docstrings for models' authors (`make docs`). A test fails if the page is stale.
 
-The committed page has the docstring of `Task`, first paragraphs of others and datasets' names; the site's page has all.
+The committed page has `Task` in full, but only the first paragraph of other docstrings, and only names of datasets.
 """
 
 import ast

@@ -1,8 +1,8 @@
-"""Make the pictures of the job page in a real run of the quickstart, in which one worker is lost and one leaves.
+"""Take the screenshots of the job page in a real run of the quickstart, in which one worker is lost and one leaves.
 
     python docs/screenshots.py [FOLDER]
 
-FOLDER is docs/images by default. Needs Chromium. The pages are those of the run; nothing is made up.
+FOLDER is docs/images by default. Needs Chromium. The screenshots show the page of this run, without invented data.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""Make the figures of docs/training-run.md: a GPT on real text, undisturbed, and with a dozen workers killed.
+"""Make the figures of docs/training-run.md: a GPT trained on real text, undisturbed and with a dozen workers killed.
 
     python docs/training_run.py FOLDER [--steps 60] [--batch 4] [--length 64]
 
 FOLDER gets the texts of this machine (Python's standard library, /usr/share/doc, manual pages), a tokenizer trained on
-them, and both runs, which train at the same time. The command makes only what FOLDER lacks, so that it can be repeated
-after an interruption, and draws the runs anew. The pictures go to docs/images; they need Chromium.
+them, and both runs, which train at the same time. The command can be repeated after an interruption: it keeps complete
+parts of FOLDER and makes the others. It always draws the figures in docs/images anew, for which it needs Chromium.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def job(folder: Path, size: Size) -> dict[str, Any]:
 
 
 def documents() -> Iterator[tuple[str, str]]:
-    """Yield path and text of UTF-8 documents between 500 and 200,000 characters, ordered by a hash of their paths."""
+    """Yield the path and text of UTF-8 documents with 500 to 200,000 characters, ordered by a hash of their paths."""
     places = [(Path(sysconfig.get_paths()["stdlib"]), (".py",)), (Path("/usr/share/doc"), (".gz", ".txt", ".md", ""))]
     places.append((Path("/usr/share/man"), (".gz",)))
     found = [
@@ -122,7 +122,7 @@ def documents() -> Iterator[tuple[str, str]]:
 
 
 def write_texts(folder: Path) -> None:
-    """Write train.jsonl, up to about TEXT_BYTES characters, and validation.jsonl: every twentieth document."""
+    """Write every 20th document to validation.jsonl, and about TEXT_BYTES characters of others to train.jsonl."""
     total = {"train": 0, "validation": 0}
     files = {name: (folder / f".{name}.jsonl").open("w") for name in total}
     for number, (name, text) in enumerate(documents()):
@@ -178,7 +178,7 @@ def bamboo(*arguments: str) -> list[str]:
 
 
 def train(folder: Path, size: Size) -> None:
-    """Run the missing trainings at the same time, and print their progress every 30 s; exit if one fails."""
+    """Run the trainings that have no result yet, in parallel, and print progress every 30 s; exit if one fails."""
     running = {}
     kills = [f"at:{step}:{stage}" for step, stage in size.kills]
     for name, losses in zip(RUNS, ([], kills), strict=True):

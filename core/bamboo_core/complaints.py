@@ -26,8 +26,8 @@ def system_reason(error: OSError) -> str:
 
 
 def complaint_of(what: BaseException | str, doing: str = "") -> str:
-    """Return an error message as one sentence. what: the error, or its text. doing: the activity that failed, which
-    comes first, such as "while weights were written".
+    """Return a non-empty error message. what: the error, or its text. doing: the activity that failed, such as "while
+    weights were written", which comes first.
     """
     reason = said_by(what) if isinstance(what, BaseException) else what.strip()
     reason = reason or "something went wrong that has no text"
@@ -43,7 +43,7 @@ def complain(what: BaseException | str, doing: str = "", *, program: str = "bamb
 
 
 class SilentErrorsNamed(logging.Filter):
-    """A filter for a log handler that replaces exceptions without text in a record by the names of their types."""
+    """A log handler's filter, which replaces each exception without text in a record by the name of its type."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):

@@ -15,9 +15,7 @@ STALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A histogram: counts of values by bucket (one more bucket than `bounds`), and the sum of all values. Immutable:
-    `having` returns a new histogram.
-    """
+    """An immutable histogram: `counts` of values by bucket (one more than `bounds`), and the sum of all values."""
 
     bounds: Buckets
     counts: tuple[int, ...]

@@ -1,8 +1,8 @@
 """Orphans, processes whose parent died first: adoption by a child subreaper, and termination. Linux only.
 
 A task's processes may start others in sessions and groups of their own, and a killed parent's children get no signal.
-But every process has a parent; an orphan's parent is the nearest living ancestor that adopts. So a process that must
-end its children's descendants, too, adopts orphans, and then finds them among its own children.
+But every process has a parent: an orphan is adopted by its nearest living ancestor that is a child subreaper. So a
+process that must also end its children's descendants becomes a subreaper, and finds orphans among its own children.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def carries(pid: int, variable: str, value: str) -> bool:
 
 
 class Orphans:
-    """The processes that are being ended: by SIGTERM, and after GRACE_SECONDS by SIGKILL."""
+    """The processes that the caller ends, by SIGTERM and after GRACE_SECONDS by SIGKILL. Truthy while any remain."""
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Standard input, output and error that may be closed, on a full disk, or without a reader."""
+"""Handling of standard input, output and error, which may be closed, on a full disk, or without a reader."""
 
 import codecs
 import contextlib
@@ -18,8 +18,8 @@ SHOWN: Final = "bamboo.shown"  # the error handler for characters that a stream'
 def prepare() -> None:
     """Prepare the standard streams at the start of a program, before it opens any file.
 
-    A closed stream is opened on /dev/null: otherwise the next file would get its number. Any text can be written: file
-    names as their bytes, other characters that the encoding lacks as in `_shown`.
+    A closed stream is opened on /dev/null: otherwise the next file would get its number. Output and error then accept
+    any text: `_shown` encodes characters that their encoding lacks.
     """
     codecs.register_error(SHOWN, _shown)
     for number in (0, 1, 2):
@@ -77,8 +77,8 @@ def go_on_without_reader() -> None:
 
 
 def _shown(error: UnicodeError) -> tuple[bytes, int]:
-    """Handle characters that an encoding lacks (a codecs error handler): return bytes for them, and the position after
-    them. The bytes: a file name's own, else UTF-8 if the encoding is ASCII (the locale names none), else an escape.
+    """Return bytes for characters that an encoding lacks, and the position after them (a codecs error handler). The
+    bytes: a file name's own, else UTF-8 if the encoding is ASCII, as without a locale, else a backslash escape.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error

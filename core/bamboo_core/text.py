@@ -11,7 +11,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """Return the text as one line: white space becomes single spaces, each unprintable character a dot; a long line is
-    cut in the middle. Use it for text from elsewhere, such as errors of the user's code. most: characters.
+    cut in the middle. Use it for foreign text, such as errors of the user's code. most: the most characters.
     """
     line = " ".join("".join(c if c.isprintable() or c.isspace() else "\N{MIDDLE DOT}" for c in text).split())
     return shortened(line, most)
@@ -24,7 +24,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Wrap lines between words, and indent continuations by two more; quotes ("| ...") and long words stay whole."""
+    """Wrap lines between words; indent continuations by two more spaces; keep quotes ("| ...") and long words whole."""
     return "\n".join(line for given in text.split("\n") for line in _lines(given, width))
 
 

@@ -1,4 +1,4 @@
-"""`python -m bamboo_operator`: the operator, as its Deployment runs it."""
+"""The command `python -m bamboo_operator`, with which the Deployment runs the operator."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from bamboo_operator.process import OperatorOptions, heed_unclosed_watches, run_
 
 @grouped
 def command(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseFlags, log: LogFlags) -> None:
-    """Bamboo's Kubernetes operator: runs BambooJobs in its own cluster; outside a pod, in that of the kubeconfig."""
+    """Run BambooJobs in the cluster of the operator's pod or, outside a pod, in the cluster of the kubeconfig."""
     log.set_up()
     options = operator_options(ports, workers, tls, lease)
     try:

@@ -65,10 +65,10 @@ class OperatorOptions:
 
 
 def heed_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle exceptions of the operator's loop: ignore those of kopf's watches while the loop closes them.
+    """Handle exceptions of the operator's loop, but ignore exceptions of kopf's watches that the loop closes.
 
-    kopf leaves the closing of a watch that is cancelled in the middle of an event to the end of the loop, where its
-    context manager may complain ("generator didn't stop after athrow()"). It leaks nothing.
+    A watch that kopf cancels in the middle of an event is closed only at the end of the loop. Its context manager may
+    then raise RuntimeError ("generator didn't stop after athrow()"), but nothing leaks.
     """
     watch = context.get("asyncgen")
     if watch is not None and "kopf" in Path(watch.ag_code.co_filename).parts:
@@ -86,7 +86,7 @@ async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
 
 
 class _Operator:
-    """The operator. Its web server runs from the start; all else waits for the lease, if it needs one."""
+    """The operator's process. Its web server runs from the start; all else waits for the lease, if it uses one."""
 
     def __init__(self, options: OperatorOptions, stop: asyncio.Event, access: Access) -> None:
         self._options, self._stop = options, stop

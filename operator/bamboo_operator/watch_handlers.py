@@ -78,9 +78,9 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
 
 
 class HandledGenerations(kopf.DiffBaseStorage):
-    """kopf's storage for detecting edits: the generation in which each job's spec was handled last, kept in memory, so
-    that kopf writes nothing into a job. The API server increments the generation with each edit of a spec. After a
-    restart every job counts as created.
+    """kopf's storage for detecting edits, which holds the generation of each job's spec that was handled last. The API
+    server increments the generation with each edit of the spec. The storage is in memory, so kopf writes nothing into a
+    job, and after a restart every job counts as created.
     """
 
     def __init__(self, jobs: JobController) -> None:
@@ -88,8 +88,8 @@ class HandledGenerations(kopf.DiffBaseStorage):
         self._jobs = jobs
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> Any:
-        """Return the value in which kopf looks for changes, at each event of any kind; {} for other objects
-        than jobs.
+        """Return the value whose changes kopf detects: a job's generation, or {} for other kinds of objects. kopf
+        calls this at each event.
         """
         return {"spec": body.metadata.get("generation")} if body.get("kind") == KIND else {}
 
@@ -102,7 +102,7 @@ class HandledGenerations(kopf.DiffBaseStorage):
 
 
 def kopf_settings(jobs: JobController) -> kopf.OperatorSettings:
-    """Return kopf's settings: finite timeouts, no pods but workers' pods, and no writes to the cluster."""
+    """Return kopf's settings: finite timeouts, a watch of workers' pods only, and no writes to the cluster."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
     chosen.watching.server_timeout = 300
@@ -120,8 +120,8 @@ def kopf_settings(jobs: JobController) -> kopf.OperatorSettings:
 
 
 class KopfRepetitions(logging.Filter):
-    """A log filter that drops kopf's messages about each attempt of a request, and kopf's tracebacks about kinds of
-    objects that are not served (404). The operator logs both problems once, in a sentence.
+    """A log filter that drops kopf's messages about each attempt of a request, and its tracebacks about kinds that the
+    API server does not serve (404). The operator logs both problems once, in a sentence.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

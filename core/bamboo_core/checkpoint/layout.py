@@ -1,4 +1,4 @@
-"""Paths below a store's URL: a folder for each attempt to write a checkpoint, and in it a file for each layer.
+"""Paths in a checkpoint store: a folder for each attempt to write a checkpoint, with a file for each layer.
 
 step-000000200-5f0c2a9b71d4/layer-00000.safetensors
 step-000000200-5f0c2a9b71d4/layer-00001.safetensors
@@ -21,7 +21,7 @@ _FOLDER: Final = re.compile(r"step-([0-9]{9,13})-([a-z0-9]{1,32})")
 class CheckpointId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     """The identity of an attempt to keep a step's state, in the job's store or in its workers' memory.
 
-    In a store it has a folder of its own, so an interrupted attempt and its repetition never touch the same file.
+    In a store each attempt has its own folder, so an interrupted attempt and its repetition never touch the same file.
     """
 
     step: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]  # optimizer steps that its state has seen
@@ -40,7 +40,7 @@ class CheckpointId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, orde
 
 
 def new_checkpoint(step: int) -> CheckpointId:
-    """Return the identity of a new attempt to checkpoint that step, with a random id."""
+    """Return the identity of a new attempt to checkpoint a step, with a random id."""
     return CheckpointId(step, secrets.token_hex(6))
 
 
@@ -50,7 +50,7 @@ def part_name(layer: int) -> str:
 
 
 def checkpoint_in(folder: str) -> CheckpointId | None:
-    """Return the checkpoint whose folder is named `folder`; None if no checkpoint's folder has such a name."""
+    """Parse a checkpoint folder's name into the checkpoint's identity; None if it is not such a name."""
     match = _FOLDER.fullmatch(folder)
     if not match or int(match[1]) > LARGEST_STEP:
         return None

@@ -1,11 +1,11 @@
 """A checkpoint's manifest: its files, and the state that they hold. Written last, it completes the checkpoint.
 
 The file is JSON, {"format": 1, "sha256": of the manifest's bytes, "manifest": {...}}, so torn or changed files are
-detected. No byte of it is trusted.
+detected. Readers trust no part of it.
 
-A data record has cheap properties of a job's dataset. A worker compares the record in the checkpoint with its own, to
-notice another dataset. The digest of the job's numbers (`edits.numbers_digest`) covers the seed, the batch sizes and
-the task's config, but not files that the config names.
+A data record holds properties of a job's dataset that are cheap to compute. A worker compares the checkpoint's record
+with its own to detect another dataset. The digest of the job's numbers (`edits.numbers_digest`) covers the seed, the
+batch sizes and the task's config, but not files that the config names.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ class CheckpointError(StorageError):
 
 
 class CheckpointDamaged(CheckpointError):
-    """Error of a checkpoint with a file that is missing or has other content than was written."""
+    """Error of a checkpoint with a missing, damaged or changed file."""
 
 
 class CheckpointExists(CheckpointError):
-    """Error of an attempt whose id has already been committed with another manifest."""
+    """Error of a commit of an attempt that was already committed with another manifest."""
 
 
 MOST_LOOKED_AT: Final = 16
@@ -38,7 +38,7 @@ _Form = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class LookedAt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fingerprint of one sample of a dataset: shapes and a digest, to compare with the same sample later."""
+    """The fingerprint of one sample of a dataset: types, shapes and a digest, to compare with the same sample later."""
 
     sample: _Number
     form: _Form  # the types and shapes of its parts
@@ -47,7 +47,7 @@ class LookedAt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class DataRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fingerprint of the dataset that a checkpoint's model was trained on."""
+    """A fingerprint of a job's training dataset: the number and order of its samples, and fingerprints of some."""
 
     samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]  # number of samples
     order: _Digest  # a digest of the numbers of the first samples in training order
@@ -107,7 +107,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A checkpoint's manifest: which job and step it is of, its files, and what a job that resumes from it needs."""
+    """A checkpoint's manifest: its job, step and files, and the values that a resuming job checks or restores."""
 
     job: _Text
     step: _Step  # optimizer steps of the state
@@ -126,7 +126,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def place(self) -> CheckpointId:
-        """The attempt that this manifest completes; its folder bears the attempt's name."""
+        """The identity of the checkpoint that this manifest completes."""
         return CheckpointId(self.step, self.attempt)
 
     @property
@@ -145,8 +145,8 @@ _DECODER: Final = msgspec.json.Decoder(CheckpointManifest)
 
 
 def encode(manifest: CheckpointManifest) -> bytes:
-    """Return the bytes of a manifest's file. Raises ValueError unless `decode` returns an equal manifest from them, for
-    example if a layer is missing.
+    """Encode a manifest as its file's bytes. Raises ValueError if `decode` would not return an equal manifest, for
+    example because a layer is missing.
     """
     inner = msgspec.json.encode(manifest)
     digest = hashlib.sha256(inner).hexdigest()

@@ -1,4 +1,4 @@
-"""The content of a store, as returned by `CheckpointStore.list`, and the choice among its checkpoints. Pure."""
+"""The listed content of a checkpoint store, and the choice of checkpoints to resume from and to remove. Pure."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def find(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The checkpoint that a job resumes from."""
+    """The checkpoint that a job resumes from, if any, and the newer ones that were rejected."""
 
     manifest: CheckpointManifest | None  # None if there is none
     passed: tuple[tuple[CheckpointId, str], ...] = ()  # newer ones that were rejected, and why, newest first
@@ -87,7 +87,7 @@ def choose(
     steps: int | None = None,
     bad: Collection[CheckpointId] = (),
 ) -> Choice:
-    """Return the newest complete checkpoint that this job can resume from, and newer ones that were rejected.
+    """Return the newest complete checkpoint that this job can resume from, and the newer ones that were rejected.
 
     digest: the job's `numbers_digest`. layers: the number of layers of the job's model; None if unknown. steps: the
     largest step that the checkpoint may have. bad: checkpoints that proved damaged when read, or whose state may be
@@ -133,10 +133,10 @@ def removable(
 ) -> tuple[CheckpointId, ...]:
     """Return the attempts to remove, oldest first: surplus complete, old damaged and dead unfinished ones.
 
-    keep: how many of the newest complete checkpoints stay, at least one; the one written last and the one with the best
-    score stay, too. digest: checkpoints whose manifests have another digest are neither counted nor removed; None: all
-    are counted. now: seconds since 1970. dead_after: an unfinished attempt counts as dead this many seconds after its
-    last write, or earlier if a checkpoint of its step or a later one was written since.
+    keep: number of the newest complete checkpoints that stay, at least one. The one written last and the one with the
+    best score stay, too. digest: checkpoints whose manifests have another digest are neither counted nor removed; None:
+    all are counted. now: seconds since 1970. dead_after: an unfinished attempt counts as dead this many seconds after
+    its last write, or earlier if a checkpoint of its step or a later one was written since.
     """
     everything = sorted(listed, key=newest_first)
     complete = [one for one in everything if one.state is ListedState.COMPLETE and _ours(one, digest)]
@@ -155,9 +155,9 @@ def removable(
 
 
 def _is_over(one: ListedCheckpoint, complete: list[ListedCheckpoint], dead: float, *, ours: bool) -> bool:
-    """Return whether an attempt that is not kept may be removed: it is complete, damaged but no newer than the newest
-    complete one, or interrupted. dead: unfinished attempts last written before this time are dead. ours: the attempt
-    belongs to the training that cleans up; otherwise only interrupted ones may be removed.
+    """Return whether an attempt that is not kept may be removed: a complete one, a damaged one of no later step than
+    the newest complete one, or a dead unfinished one. dead: attempts last written before this time, in seconds since
+    1970, are dead. ours: the attempt belongs to the training that cleans up; if not, only a dead one may be removed.
     """
     match one.state:
         case ListedState.COMPLETE:
@@ -170,8 +170,8 @@ def _is_over(one: ListedCheckpoint, complete: list[ListedCheckpoint], dead: floa
 
 
 def _overtook(complete: ListedCheckpoint, unfinished: ListedCheckpoint) -> bool:
-    """Return whether a later checkpoint shows that the unfinished attempt was abandoned: a checkpoint of its step or a
-    later one was written since.
+    """Return whether `complete` shows that the unfinished attempt was abandoned: it was written later, and has the same
+    or a later step.
     """
     assert unfinished.modified is not None
     written = complete.written

@@ -1,5 +1,5 @@
-"""A store of checkpoints at a path or URL: write, commit, list, read and remove. A StorageError names the reason and,
-except in `manifest`, the file in one sentence. Decisions are in `selection`.
+"""A store of checkpoints at a path or URL: write, commit, list, read and remove. The text of each StorageError is one
+sentence with the reason and the file, which errors of `manifest` may omit. Decisions are in `selection`.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ _PROBE: Final = b"probe"
 class CheckpointStore:
     """A folder of checkpoints. Thread-safe; create it after a fork, because an object store's client has a thread.
 
-    url: a path, or a URL of `url.PROTOCOLS`. Raises StorageError if it is invalid or a package is missing. Does not
-    access the store. files: the storage to use instead of the one at the URL.
+    url: a path, or a URL of `url.PROTOCOLS`. files: the storage to use instead of the one at the URL. The constructor
+    does not access the store; it raises StorageError if the URL is invalid or a package is missing.
     """
 
     def __init__(self, url: str, limits: StoreLimits | None = None, files: Files | None = None) -> None:
@@ -47,7 +47,7 @@ class CheckpointStore:
             self._files = self._calls.call(f"cannot open {self.shown}", open_it)
 
     def probe(self) -> None:
-        """Check that this process may write, read and remove files. Raises StorageError now rather than hours later."""
+        """Check that this process can write, read and remove files. Raises StorageError now rather than hours later."""
         attempt = new_checkpoint(0)
         path = f"{attempt.folder}/{_PROBE.decode()}"
         self._write(f"cannot write to {self.shown}", lambda: self._files.write(path, [_PROBE]))
@@ -104,7 +104,7 @@ class CheckpointStore:
         return tuple(sorted((one for one in found if one is not None), key=newest_first))
 
     def read_part(self, manifest: CheckpointManifest, layer: int) -> bytes:
-        """Return a layer's file. Raises CheckpointDamaged if it is missing or changed; StoreUnavailable."""
+        """Read and check a layer's file. Raises StoreUnavailable, or CheckpointDamaged if it is missing or changed."""
         part = manifest.layers[layer]
         path = manifest.place.part(layer)
         data = self._read(path, 0, part.bytes + 1)
@@ -120,7 +120,7 @@ class CheckpointStore:
         return self._read(manifest.place.part(layer), 0, min(size, manifest.layers[layer].bytes))
 
     def verify(self, manifest: CheckpointManifest) -> Iterator[tuple[CheckpointPart, str]]:
-        """Read and check each file; yield its entry with the problem, or "" if it is sound. Raises StoreUnavailable."""
+        """Check each layer's file; yield its manifest entry and the problem, "" if none. Raises StoreUnavailable."""
         for part in manifest.layers:
             try:
                 self.read_part(manifest, part.layer)
@@ -137,7 +137,7 @@ class CheckpointStore:
         self._delete(attempt.folder)
 
     def delete_unfinished(self, attempt: CheckpointId) -> None:
-        """Remove the files of an abandoned attempt, unless it is complete. Raises StoreUnavailable."""
+        """Remove the files of an abandoned attempt, unless it has a manifest. Raises StoreUnavailable."""
         if not any(entry.name == MANIFEST for entry in self._entries(attempt.folder)):
             self._delete(attempt.folder)
 
@@ -171,7 +171,7 @@ class CheckpointStore:
         return result(state=ListedState.COMPLETE, manifest=manifest)
 
     def manifest(self, attempt: CheckpointId) -> CheckpointManifest:
-        """Return a checkpoint's manifest. Raises CheckpointDamaged if it is missing or damaged; StoreUnavailable."""
+        """Read a checkpoint's manifest. Raises StoreUnavailable, or CheckpointDamaged if it is missing or damaged."""
         manifest = manifests.decode(self._read(attempt.manifest, 0, manifests.MOST_BYTES + 1))
         if manifest.place != attempt:
             raise CheckpointDamaged(f"the manifest is that of {manifest.place.folder}")
@@ -205,7 +205,7 @@ class CheckpointStore:
 
 
 def _missing_part(manifest: CheckpointManifest, entries: Sequence[FileEntry]) -> str:
-    """Return the problem of the first file that is missing or has another size; "" if there is none."""
+    """Describe the first layer file that is missing or has another size; "" if all are complete."""
     sizes = {entry.name: entry.size for entry in entries}
     for part in manifest.layers:
         if (actual := sizes.get(part.file)) is None:

@@ -33,8 +33,8 @@ class Control:
     """A worker's connection to its coordinator: a thread that reconnects whenever the WebSocket breaks. Callbacks run
     in that thread. They must not block or raise, except that `token` raises OSError while there is no token yet.
 
-    token, hello: return the bearer token and the first message of each connection. heartbeat: returns the heartbeat to
-    send. deliver: gets every message from the coordinator, and a `Refused` if it answers 403 with REFUSED_HEADER.
+    token: returns the bearer token. hello: returns the first message of each connection. heartbeat: returns the next
+    heartbeat. deliver: gets each message of the coordinator, and a `Refused` for a 403 answer with REFUSED_HEADER.
     authority: PEM of the certificate authority of a wss: coordinator; "" for the authorities that this machine trusts.
     """
 
@@ -67,7 +67,7 @@ class Control:
         self._thread.start()
 
     def send(self, message: Message, *, late: bool = False) -> None:
-        """Queue a message for the coordinator. Any thread may call this; it never blocks. Ignored once closed.
+        """Queue a message for the coordinator. Any thread may call this; it never blocks. Does nothing after `close`.
 
         late: the message may wait until another message or a heartbeat is sent, or `wake` is called. Waking the sending
         thread now would soon take the interpreter's lock (GIL) from the caller, which may have urgent work.
@@ -195,7 +195,7 @@ class Control:
 
 
 async def until_first(*parts: Coroutine[Any, Any, Any]) -> None:
-    """Run coroutines concurrently until one ends; cancel the others, and raise the ended one's exception, if any."""
+    """Run coroutines concurrently until the first ends; cancel the others, and raise the first one's exception."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -23,13 +23,13 @@ def encode(message: Message) -> bytes:
 
 
 def frame_of(message: Message) -> str | bytes:
-    """Return the frame of a message to a worker: JSON text, or zlib-compressed bytes above SHORT_BYTES."""
+    """Encode a message to a worker as a WebSocket frame: JSON text, or zlib-compressed if over SHORT_BYTES bytes."""
     data = encode(message)
     return zlib.compress(data, COMPRESSION) if len(data) > SHORT_BYTES else data.decode()
 
 
 class Frames:
-    """Cache of the last message's frame, so that a plan sent to many workers is encoded once."""
+    """A cache of the last message's WebSocket frame, so that a plan sent to many workers is encoded once."""
 
     def __init__(self) -> None:
         self._kept: tuple[Message, str | bytes] | None = None

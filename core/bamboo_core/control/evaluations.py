@@ -18,8 +18,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The early end of a job, by its evaluations or a decision of the task. The state at which this is decided becomes
-    the job's last one.
+    """The early end of a job, caused by its evaluations or a decision of the task. The state at which this is decided
+    becomes the job's last one.
     """
 
     best: Count | None = None  # optimizer steps of the best state; None if no evaluation has a score
@@ -56,7 +56,7 @@ class Course:
 
 
 def score(spec: EvaluationSpec, metrics: Metrics) -> float | None:
-    """Return the score, larger is better (negated for goal Min); None if its metric is missing or not finite."""
+    """Return the score: the spec's metric, negated for goal Min, so larger is better; None if missing or not finite."""
     value = metrics.get(spec.metric)
     if value is None or not math.isfinite(value):
         return None

@@ -64,7 +64,7 @@ Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # checksum of a te
 
 
 class StateSums(Message, frozen=True):
-    """The checksums of a worker's copy of a stage's state at a version (number of steps), by name of the tensor."""
+    """A worker's report on its copy of a stage's state at a version (number of steps): checksums by tensor name."""
 
     stage: Count
     version: Count
@@ -73,7 +73,7 @@ class StateSums(Message, frozen=True):
 
 class SpotCheckDiffers(Message, frozen=True):
     """A worker's report that it recomputed a cell's microbatch and got other bits than the cell's owner, which may be
-    the same worker. step: the checked one, counted from 0. message: what differs, and the result of a repetition.
+    the same worker. step: the checked step, from 0. message: the difference, and the result of a repetition.
     """
 
     cell: Cell
@@ -167,7 +167,7 @@ class PlanApplied(Message, frozen=True):
 
 
 class ReplicaSynced(Message, frozen=True):
-    """The report of a cell's owner that a replica of the cell is in step with it."""
+    """A cell owner's report that a replica of the cell is in step with the owner."""
 
     cell: Cell
     replica: WorkerId
@@ -184,7 +184,7 @@ class CheckpointFound(Message, frozen=True):
 
 
 class CheckpointBegun(Message, frozen=True):
-    """The root's answer to a TakeCheckpoint that a commit has fulfilled already, with the checkpoint or cut begun."""
+    """The root's answer to a TakeCheckpoint that a commit has already fulfilled: that commit's checkpoint or cut."""
 
     number: Count
     checkpoint: CheckpointId
@@ -214,14 +214,14 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class StateHeld(Message, frozen=True):
-    """A worker's report on its copies, in host memory, of layers of a cut's state, with which a re-split begins."""
+    """A worker's report on the layers of a cut's state that it has copied to host memory, for another split."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class CopiesHeld(Message, frozen=True):
-    """A worker's report on its copies, in host memory, of layers of the newest checkpoint or one in progress."""
+    """A worker's report on the layers of a checkpoint, the newest or one in progress, that it holds in host memory."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
@@ -365,7 +365,7 @@ ToCoordinator = (
 
 
 class Welcome(Message, frozen=True):
-    """The answer to Hello: the job's manifest, and the secret by which the job's workers authenticate each other."""
+    """The coordinator's answer to Hello: the job's manifest, and the secret for authentication between workers."""
 
     manifest: dict[str, Any]
     secret: str
@@ -382,13 +382,13 @@ class ReportRequest(Message, frozen=True):
 
 
 class SendPlan(Message, frozen=True):
-    """The coordinator's message with the newest plan, complete."""
+    """The coordinator's message to a worker with the complete newest plan."""
 
     plan: Plan
 
 
 class FindCheckpoint(Message, frozen=True):
-    """A request to find the checkpoint in the job's store from which to resume."""
+    """The coordinator's request to a worker to find the checkpoint in the job's store from which the job resumes."""
 
     number: Count  # repeated in the answer
     bad: tuple[CheckpointId, ...] = ()  # checkpoints to pass over
@@ -414,8 +414,8 @@ class KeepLastState(Message, frozen=True):
 
 
 class HoldState(Message, frozen=True):
-    """The coordinator's request to workers to copy their layers of a state, from which another split of the layers
-    begins; the root must not commit the next step. A worker that already knows the next step's commit ignores this.
+    """The coordinator's request to workers to copy their layers of a state to host memory, for another split. The root
+    must not commit the next step; a worker that already knows that step's commit ignores the request.
     """
 
     checkpoint: CheckpointId
@@ -431,7 +431,7 @@ class CommitCheckpoint(Message, frozen=True):
 
 
 class DropCopies(Message, frozen=True):
-    """A request to drop host-memory copies of these abandoned or replaced checkpoints, and files of unfinished ones."""
+    """The coordinator's request to drop copies of abandoned or replaced checkpoints, and files of unfinished ones."""
 
     checkpoints: tuple[CheckpointId, ...]
 

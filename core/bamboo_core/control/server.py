@@ -1,5 +1,5 @@
 """The coordinator's end of the control channel: a server with one WebSocket per worker, on one asyncio loop. It turns
-connections and received frames into events, messages into frames. It may refuse a caller, but decides nothing else.
+connections and received frames into events, and messages into frames. It decides only whether to refuse a caller.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from bamboo_core.serving.listener import LISTENER, BoundedListener, ConnectionBo
 
 
 class TokenBucket:
-    """A rate limiter: `rate` tokens per second, bursts of `burst`. Times are seconds of any monotonic clock."""
+    """A rate limiter: `rate` tokens per second, at most `burst` at once. Times are seconds of any monotonic clock."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self._rate, self._burst, self._left, self._at = rate, burst, burst, now
 
     def wait(self, now: float) -> float:
-        """Take a token, even if none is left; return the seconds to wait before the next call, 0 if there was one."""
+        """Take a token, even if none is left. Return the seconds to wait before the next call, 0 if one was left."""
         self._left = min(self._burst, self._left + (now - self._at) * self._rate) - 1
         self._at = now
         return max(0.0, -self._left / self._rate)

@@ -1,1 +1,1 @@
-"""The coordinator, which makes a job's decisions as a pure function of state, event and time, and the job's status."""
+"""The coordinator: a job's decisions as a pure function of state, event and time, and the job's status."""

@@ -148,7 +148,7 @@ def _take_in(turn: Turn, event: Event) -> None:
 
 
 def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool:
-    """Return whether an event needs no decisions, such as a heartbeat. Most events need none."""
+    """Return whether an event, such as a heartbeat, needs no decisions. Most events need none."""
     if isinstance(event, Received):
         return isinstance(event.message, protocol.Heartbeat) or _is_one_of_many(before, event.message, turn.state)
     return isinstance(event, Tick | NoticeWithdrawn) and before.plans.steady and turn.state is before

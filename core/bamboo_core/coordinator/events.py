@@ -16,10 +16,10 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker that is certainly gone: its process exited, or its pod or node was deleted.
+    """The event that a worker is certainly gone: its process exited, or its pod or node was deleted.
 
-    exit_code: 0 or more if the worker ended by itself; this counts towards backoffLimit, unless it is EXIT_FENCED, or 0
-    after a notice. None or negative if it was disrupted. removed: the shell ended it after it was declared lost.
+    exit_code: 0 or more if the worker ended by itself. Such an end counts towards backoffLimit, except EXIT_FENCED, and
+    0 after a notice. None or negative: a disruption. removed: the shell ended the worker after it was declared lost.
     """
 
     worker: WorkerId
@@ -30,7 +30,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkersAbsent:
-    """Workers of the plan that were lost while no coordinator ran: they have no pod or process any more.
+    """The event that workers of the plan were lost while no coordinator ran: they have no pod or process any more.
     `Membership.requested` does not count them.
     """
 
@@ -150,9 +150,9 @@ class Takeover:
     """A finished takeover of a cell (pipeline, stage) of `victim` by `worker`, with the milliseconds of its phases.
 
     decide_ms: from the first sign of the loss (a closed channel, a broken link) to the plan. reform_ms: from the
-    arrival of the plan until it is in force at the new owner. recompute_ms: until the lost work is repeated. step:
-    number of the interrupted step, from 1. notice: the plan replaced no lost worker. forwards, backwards: how many were
-    repeated.
+    arrival of the plan until it is in force at the new owner. recompute_ms: from then until the lost work is repeated.
+    step: number of the interrupted step, from 1. notice: the plan replaced no lost worker. forwards, backwards: numbers
+    of repeated ones.
     """
 
     epoch: int
@@ -283,8 +283,8 @@ class CheckpointWrite:
 class CheckpointSummary:
     """The job's newest checkpoint and its counts, for display.
 
-    step: step of the newest checkpoint; None if none is known. age: seconds since its commit; None unless this
-    coordinator saw that. seconds, bytes: duration and size of the newest checkpoint. place: the storage, without
+    step: step of the newest checkpoint; None if none is known. age: seconds since its commit; None if its time is
+    unknown. seconds, bytes: duration and size of the newest checkpoint. place: the storage, without
     credentials. every_steps: steps between checkpoints. first: the step with which the job began.
     """
 

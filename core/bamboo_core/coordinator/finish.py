@@ -1,9 +1,9 @@
 """The completion of a job that has done all its steps.
 
-The last state goes to the store of the job's checkpoints, or to a store for it alone, if the job has either. In a job
-with checkpoints the root usually begins the last checkpoint with the last commit. If it does not, because another one
-is being written two steps before the end or the request comes too late, if the checkpoint is abandoned, or if only the
-last state is kept, the coordinator has the workers that finished the stages write it; they hold it until they stop.
+The last state goes to the job's checkpoint store, or to a store for this state alone, if the job has either. Usually
+the root begins the last checkpoint with the last commit. It cannot if another checkpoint is being written two steps
+before the end, or if the request comes too late. Then, or if the checkpoint is abandoned, or if the job keeps only this
+state, the coordinator asks the workers that finished the stages to write the state, which they hold until they stop.
 """
 
 from hashlib import sha256

@@ -50,7 +50,7 @@ def _first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def spot_check(turn: Turn, worker: WorkerId, message: SpotCheckDiffers) -> None:
-    """Handle a worker's report that it recomputed a microbatch and got other bits than the cell's owner, or itself."""
+    """Handle a worker's report that it repeated a microbatch and got other bits than the cell's owner did before."""
     plan = _plan(turn)
     if plan is not None and plan.has(message.cell) and message.step < turn.state.spec.training.steps:
         _differs(turn, one_line(message.message), message.step)
@@ -62,8 +62,8 @@ def _plan(turn: Turn) -> Plan | None:
 
 
 def _differs(turn: Turn, text: str, newest_good: int) -> None:
-    """Go back to a checkpoint from before a difference; end the job after a second one, or if it keeps no checkpoints.
-    newest_good: the newest version from before the difference.
+    """Go back to a checkpoint from before a difference. End the job if it keeps no checkpoints, or at its second
+    difference. newest_good: the newest version from before the difference.
     """
     turn.put(replace(turn.state.guard, reported={}, differences=turn.state.guard.differences + 1))
     if turn.state.spec.checkpoint is None:

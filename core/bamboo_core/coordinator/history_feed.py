@@ -13,8 +13,8 @@ AT_ONCE: Final = 50
 
 
 class HistoryFeed:
-    """A queue of the job's events that its root should write into the history. source: a unique name; source and number
-    identify an event. clock: seconds since 1970.
+    """A queue of the job's events that its root should write into the history. source: a unique name, which
+    identifies an event together with its number. clock: returns the seconds since 1970.
     """
 
     def __init__(self, source: str, clock: Callable[[], float]) -> None:
@@ -27,9 +27,9 @@ class HistoryFeed:
     def follow(self, event: object, emits: Iterable[Emit], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
         """Queue the events of a `coordinator.step`. Return the root and its next events; None without a root or events.
 
-        The shell sends them, at most AT_ONCE, before the call's other commands: a root that stops has to know what to
-        write. A new root, or one that reconnects, gets all unconfirmed events, over several calls. event, emits: the
-        call's event and messages to users. plan: the newest plan; None if there is none, or if no history is kept.
+        The shell sends these events, at most AT_ONCE, before the call's other commands, so that they reach the root
+        before a Stop. A new root, or one that reconnects, gets all unconfirmed events, over several calls. event,
+        emits: the call's event and messages to users. plan: the newest plan; None if there is none or no history.
         """
         for one in emits:
             self.add(one)

@@ -120,11 +120,11 @@ def _write(state: CoordinatorState, now: float) -> CheckpointWrite | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """How well copies protect the plan's cells (a stage of a pipeline each) against lost workers and nodes.
+    """The protection of the plan's cells (a stage of a pipeline each) against lost workers and nodes, by copies.
 
     unprotected: cells whose state would be lost with one worker or node. replicating: unprotected cells whose replicas
     will protect them once in step. replicas: the number of workers that any cell can lose without losing its state.
-    nodes: the number of nodes that hold the least spread cell. replicas, nodes: None without a plan.
+    nodes: the number of nodes that hold the least spread cell in step. replicas, nodes: None without a plan.
     """
 
     unprotected: tuple[Cell, ...] = ()
@@ -199,13 +199,13 @@ def _digests(state: CoordinatorState) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedWorkers:
-    """The workers that a job's coordinator wants.
+    """The number of workers that a job's coordinator wants, and the workers that it has given up.
 
-    number: wanted workers, including standbys. fewest: workers of the smallest grid (`fewest_to_begin`). chosen: the
-    coordinator has chosen `number` by the workers' prices. requested: how many requested workers have not joined.
+    number: wanted workers, including standbys. fewest: the fewest with which the job can begin (`fewest_to_begin`).
+    chosen: `number` was chosen by the workers' prices. requested: how many requested workers have not joined.
     surplus: how many of these are no longer wanted. gone: workers declared lost or refused, for good. stopped: workers
-    that are gone or were asked to leave. misfit: the worker refused last for its platform or data, and why. begun:
-    there is a plan. recovering: a restarted coordinator waits for its workers.
+    that are gone or were asked to leave. misfit: the worker refused last for its platform or data, and why. begun: the
+    job has a plan. recovering: a restarted coordinator waits for its workers.
     """
 
     spec: JobSpec

@@ -1,4 +1,4 @@
-"""The planner decides the next plan: at once after a loss or a cut, else once workers have applied the newest plan."""
+"""Choice of the next plan: at once after a loss or a cut, else once workers have applied the newest plan."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -222,7 +222,7 @@ def _ask(turn: Turn) -> None:
 
 
 def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tuple[WorkerId, ...]]:
-    """Return, by stage, the workers whose copy is the newest version or one commit behind, which a log can replay."""
+    """Return, by stage, the workers with a usable copy: at most one commit behind, which a log can replay."""
     newest = max((r.committed for r in reports.values()), default=-1)
     stages = {s for r in reports.values() for s in r.held}
     return {s: tuple(w for w, r in reports.items() if r.held.get(s, -1) >= max(newest, 0)) for s in sorted(stages)}
@@ -305,7 +305,7 @@ def _first_grid(state: CoordinatorState, ready: int) -> Grid | None:
 
 
 def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
-    """Return whether an elastic job starts with its present workers: all have come, or it has waited long enough."""
+    """Return whether an elastic job may start now: all wanted workers are ready, or it has waited long enough."""
     restoring = state.phase == "Restoring"
     waited = now - (state.course.since if restoring else state.terms.started)
     soon = restoring and waited >= choosing.restart_wait(state)
@@ -344,7 +344,7 @@ def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) ->
 
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
-    """Issue a plan that begins with a cut's or checkpoint's state, or, once all workers have it, the plan after it."""
+    """Issue a plan that begins with a cut's or checkpoint's state, or the next plan, once all workers have begun."""
     state = turn.state
     if plan.origin == plan.epoch:
         restoring.repeats(turn, plan.first_step)

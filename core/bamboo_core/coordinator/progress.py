@@ -27,7 +27,7 @@ BEGINNING: Final = EarlierProgress()
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Progress(Record):
-    """The progress of the job's steps.
+    """The job's progress: its committed steps, with their losses, metrics and durations, and its evaluations.
 
     step: number of committed steps. furthest: its largest value, perhaps before the job went back to a checkpoint.
     counting: set once this coordinator knows from which step it counts; trained: the number of steps committed for the

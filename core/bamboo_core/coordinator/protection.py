@@ -19,7 +19,7 @@ NAMED = 3  # stages in a sentence; the others are counted
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """Whether a job could lose any node or worker without losing state, with a CamelCase reason and a sentence."""
+    """The protection of a job against the loss of any one node or worker. reason: CamelCase. message: a sentence."""
 
     holds: bool
     reason: str

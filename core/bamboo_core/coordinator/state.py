@@ -87,12 +87,12 @@ class CoordinatorState:
 
     @property
     def noticed(self) -> tuple[WorkerId, ...]:
-        """The workers that have joined and have a notice, in the order of the notices."""
+        """Return the workers that have joined and have a notice, in the order of the notices."""
         return tuple(w for w in self.membership.leaving if w in self.workers)
 
     @property
     def staying(self) -> int:
-        """The number of ready workers without a notice."""
+        """Return the number of ready workers without a notice."""
         return sum(1 for worker in self.ready if self.stays(worker))
 
     def stays(self, worker: WorkerId) -> bool:

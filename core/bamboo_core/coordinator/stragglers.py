@@ -45,7 +45,7 @@ ALIKE: Final = 1.2  # factor below which changed figures are not shown anew
 
 
 def judge(turn: Turn) -> bool:
-    """Decide which workers are slow, and report changes; if it is too soon or not `_is_familiar`, just return False."""
+    """Decide which workers are slow, report changes and return True; if it is too soon to judge, only return False."""
     state = turn.state
     known = state.stragglers
     if turn.now < known.looked_at + LOOK_SECONDS or not _is_familiar(state):

@@ -22,7 +22,7 @@ FAMILIAR_STEPS = 3  # committed under a plan before its durations count: first c
 
 
 def check_stuck(turn: Turn) -> None:
-    """If exactly one worker is stuck and no step is committed meanwhile, declare it lost if it is `_dispensable`."""
+    """Declare a worker lost if it alone is stuck, no step was committed meanwhile, and the worker is `_dispensable`."""
     state = turn.state
     limit = _limit(state)
     if limit is None or turn.now - state.progress.last_at <= limit:
@@ -41,10 +41,10 @@ def check_stuck(turn: Turn) -> None:
 
 
 def hint(turn: Turn) -> None:
-    """Report once, if no step is committed for long, where workers have been busy (NoProgress).
+    """Emit a NoProgress event with what busy workers are doing, once each time that no step is committed for long.
 
-    The event tells the user, usually long before the progress deadline, of a task that hangs in all workers. Nothing
-    else follows, since a first call or a large step may take that long.
+    It warns the user of a task that hangs in all workers, usually long before the progress deadline. The coordinator
+    does nothing else, since a first call or a large step may take that long.
     """
     state = turn.state
     since = max(state.progress.last_at, state.course.since)
@@ -64,7 +64,7 @@ def hint(turn: Turn) -> None:
 
 
 def _limit(state: CoordinatorState) -> float | None:
-    """Return the seconds after which a worker is stuck; None until the job has run some steps under its plan."""
+    """Return the seconds in one instruction after which a worker is stuck; None until some steps ran under the plan."""
     usual, plan = state.usual_step, state.plan
     if state.phase != "Running" or plan is None or usual is None:
         return None

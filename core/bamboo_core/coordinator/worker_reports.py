@@ -1,4 +1,4 @@
-"""Handlers of the workers' messages to the coordinator: `received` finds the one for a message's type."""
+"""Handlers of the workers' messages to the coordinator; `received` calls the handler for a message's type."""
 
 import re
 from collections.abc import Callable
@@ -23,7 +23,7 @@ MOST_SKIPS = 10  # steps in a row that may be skipped
 
 
 def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
-    """Handle a message of one of the job's workers. Ignore other senders, and reports on states that were abandoned."""
+    """Handle a message from one of the job's workers. Ignore other senders, and reports on abandoned states."""
     if worker not in turn.state.workers:
         return
     if isinstance(message, protocol.Heartbeat):
@@ -37,7 +37,7 @@ def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
 
 
 def _is_of_the_past(turn: Turn, worker: WorkerId) -> bool:
-    """Return whether a worker's states are abandoned: the job's states began anew in a plan that it has not applied."""
+    """Return whether a worker's states are abandoned: they began anew with a plan that the worker has not applied."""
     plan = turn.state.plan
     return plan is not None and plan.origin > turn.state.workers[worker].origin and plan.origin > 1
 
@@ -53,7 +53,7 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
-    """Record the model's layers from the worker that was asked; end the job if their number does not fit the spec."""
+    """Record the costs and sizes of the model's layers, and end the job if their number does not fit the topology."""
     if worker != turn.state.layers.asked or turn.state.layers.costs is not None:
         return
     spec = turn.state.spec
@@ -86,9 +86,9 @@ def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynce
 
 
 def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
-    """Record a worker's answer to the question which states it holds, limited to stages and steps that exist.
+    """Record which states a worker holds, as it answers a ReportRequest, limited to stages and steps that exist.
 
-    A worker with only abandoned states, or without a plan so far, holds nothing; that is an answer, too.
+    Record an empty report for a worker whose states are abandoned, or that has no plan yet.
     """
     state = turn.state
     if state.inquiry.began_at is None or state.plan is None:
@@ -116,8 +116,8 @@ def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.Checkpoint
 
 
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
-    """Record a committed step. End the job if the step's loss or gradient is not finite and the step is not skipped, or
-    after too many skipped steps in a row. A new root repeats reports that may have been lost, so steps may come twice.
+    """Record a committed step. It may be reported twice, since a new root repeats reports that may have been lost. End
+    the job if the loss or the gradient is not finite and the step is not skipped, or after too many skips in a row.
     """
     state, step = turn.state, message.step
     training = state.spec.training

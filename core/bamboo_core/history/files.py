@@ -1,7 +1,7 @@
-"""The files of a history, in a folder or an object store: one for each writer, and a new one when it is full.
+"""The files of a job's history, in a folder or an object store. A writer begins a new file when its last one is full.
 
 000002-0000000017-000000.jsonl: attempt 2, the first file by the root of the plan of epoch 17. Each file has one writer,
-so a root that was wrongly declared lost damages nothing.
+so a root that was wrongly declared lost and still writes damages nothing.
 """
 
 import re
@@ -83,7 +83,7 @@ class HistoryFiles:
         return [record for records in at_once(self.read, self.all()) for record in records]
 
     def write(self, file: HistoryFile, records: Sequence[Record]) -> None:
-        """Replace the file's content by these records, in one piece: a reader never sees a part of them."""
+        """Replace the file's content by these records, atomically: a reader never sees only a part of them."""
         self.write_bytes(file.name, to_lines(records))
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -94,9 +94,7 @@ class HistoryFiles:
             raise StoreUnavailable(f"cannot write {self._shown(name)}: {error}") from None
 
     def remove_partial(self, *, older: float) -> None:
-        """Remove incomplete files of killed writers; object stores have none. older: least seconds since a file's last
-        write.
-        """
+        """Remove killed writers' incomplete files, unchanged for `older` seconds or more; object stores have none."""
         files, now = self._open(), time.time()
         for entry in self._entries():
             if _PARTIAL.fullmatch(entry.name) and entry.modified is not None and now - entry.modified >= older:
@@ -151,7 +149,7 @@ def find(url: str) -> HistoryFiles:
 
 def history_url(spec: JobSpec, output: Path | None = None, *, stored: bool = True) -> str:
     """Return the URL of a job's history: next to its checkpoints, else in the output folder; "" if it has neither.
-    stored: checkpoints can be written; if not, the output folder is preferred.
+    stored: whether checkpoints can be written; if False, the output folder is preferred.
     """
     if spec.checkpoint is not None and (stored or output is None):
         place = spec.checkpoint.place(spec.name)

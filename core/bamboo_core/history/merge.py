@@ -8,8 +8,8 @@ from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, S
 def merged(records: Iterable[Record]) -> list[Record]:
     """Sort the records, and drop duplicates, since a new writer may repeat a record.
 
-    Steps and evaluations are sorted by attempt and step; events come between them by time. A job that went back to a
-    checkpoint has several attempts, which may share steps.
+    Steps and evaluations are sorted by attempt and step; events are inserted by time. A job that went back to a
+    checkpoint has several attempts, and the same step may be in more than one.
     """
     steps: dict[tuple[int, int], StepRecord] = {}
     evaluations: dict[tuple[int, int], EvaluationRecord] = {}

@@ -1,5 +1,5 @@
 """The records of a history file, one JSON line each: steps, evaluations and events. Fields may be added later.
-The first line of a file names the version.
+The first line of a file names the format's version.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ Metrics = Annotated[dict[str, float | None], msgspec.Meta(max_length=MOST_METRIC
 
 
 class HistoryError(ValueError):
-    """A history that is missing or cannot be read; the text is a sentence for the user."""
+    """Error because a history is missing or cannot be read; its text is a sentence for the user."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
@@ -82,7 +82,7 @@ def to_line(record: Record) -> bytes:
 
 
 def from_lines(data: bytes, name: str) -> list[Record]:
-    """Parse the records of a file, or of several joined ones. name: shown in errors. Raises HistoryError for a
+    """Parse the records of a file, or of several concatenated files. name: shown in errors. Raises HistoryError for a
     malformed line, and for a missing or unknown version.
     """
     records: list[Record] = []

@@ -1,1 +1,1 @@
-"""A BambooJob's manifest (fields as values, the one parser with all rules, what an edit may change) and its status."""
+"""A BambooJob's manifest (types of its spec, parser, rules, warnings, edits, pod templates) and its status."""

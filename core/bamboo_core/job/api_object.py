@@ -1,6 +1,6 @@
-"""Objects of the Kubernetes API as frozen values, and how they are read and written.
+"""Objects of the Kubernetes API as frozen values, with functions that read and write them.
 
-An unknown field is ignored, null counts as absent, and an absent optional field has its default.
+Reading ignores unknown fields, treats null as absent, and gives an absent optional field its default.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ def read_api_part(kind: type[P], document: Any) -> P:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a copy of the document without null fields, which are absent to Kubernetes."""
+    """Return a copy of the document without null fields, which Kubernetes treats as absent."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""How long a job's money lasts, and whether the job meets its date at the current rate. Pure.
+"""Forecasts for a job's budget: how long its money lasts, and whether it meets its date at the current rate. Pure.
 
-The operator, the page, the terminal and local runs share its sentences.
+The operator, the job page, the terminal and local runs show the sentences of this module.
 """
 
 from datetime import UTC, datetime
@@ -18,19 +18,19 @@ DAYS: Final = 48 * HOUR  # seconds; longer durations are given in days
 
 
 def hours_left(money: Decimal, spent: Decimal, per_hour: Decimal | None) -> float | None:
-    """Return for how many hours the remaining money lasts; None if nothing costs money now."""
+    """Return the hours for which the remaining money lasts, at least 0; None if nothing costs money now."""
     return max(0.0, float((money - spent) / per_hour)) if per_hour else None
 
 
 def spent(money: Decimal, *, keeps: bool) -> str:
-    """Return a sentence on a spent budget, with what a larger one would do. keeps: the job has a checkpoint store."""
+    """Return the message that the budget is spent, and what a larger one would do. keeps: the job keeps checkpoints."""
     on = "goes on from its newest checkpoint" if keeps else "begins anew, since it keeps no checkpoints"
     return f"the budget of {money} is spent; with a larger spec.budget.money the job {on}"
 
 
 def of_manifest(spec: JobSpec) -> str:
-    """Return how long the money of a job lasts with all requested workers, at the price of the first pool with a price
-    above 0: a sentence without a full stop; "" without a money limit or such a pool.
+    """Return a sentence, without a full stop, on how long a job's money lasts with all requested workers, at the price
+    of the first pool with a price above 0; "" without a money limit or such a pool.
     """
     pool = next((pool for pool in spec.node_pools if pool.price_per_hour), None)
     money = spec.budget.money if spec.budget is not None else None
@@ -49,13 +49,15 @@ def of_manifest(spec: JobSpec) -> str:
 
 
 def done_by(spec: JobSpec) -> datetime | None:
-    """Return the date in the budget by which the job has to be done; None if it has none."""
+    """Return the date by which the job has to be done (spec.budget.doneBy); None without one."""
     return spec.budget.done_by if spec.budget is not None else None
 
 
 def seconds_late(date: datetime, now: datetime, left: float | None) -> float | None:
-    """Return by how many seconds the job misses its date, negative if it is early, at most 0 once all steps are done;
-    None if unknown. left: seconds until the last step at the current rate; None if unknown.
+    """Return the seconds by which the job misses its date, negative if it is early; None if `left` is None.
+
+    left: seconds until the last step at the current rate, None if unknown. If it is 0, all steps are done; the result
+    is then at most 0.
     """
     until = (date - now).total_seconds()
     if left is None:
@@ -64,9 +66,7 @@ def seconds_late(date: datetime, now: datetime, left: float | None) -> float | N
 
 
 def date_told(date: datetime | None, now: datetime, left: float | None) -> str:
-    """Return a sentence, without a full stop, on whether the job is done by its date; "" without a date. left: seconds
-    until the last step at the current rate; None if unknown.
-    """
+    """Return a sentence, without a full stop, on whether the job meets its date (`seconds_late`); "" without a date."""
     if date is None:
         return ""
     text, late, until = f"done by {shown_date(date)}", seconds_late(date, now, left), (date - now).total_seconds()

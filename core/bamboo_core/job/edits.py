@@ -1,4 +1,4 @@
-"""Edits of a running job: which changed fields it follows, and which are fixed. The marks on the API's types decide."""
+"""Edits of a running job, which follows only fields whose marks permit it, and digests of a job's settings."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -57,17 +57,17 @@ def refusal_message(names: tuple[str, ...]) -> str:
 
 
 def task_digest(spec: JobSpec) -> str:
-    """Return a digest, 16 hex digits, of the model's definition as the user wrote it, without defaults, which another
-    version could change.
-    """
+    """Return a digest (16 hex digits) of the task's entrypoint and of its config, as the manifest gives them."""
     task = [spec.task.entrypoint, dict(spec.task.config)]
     return sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def numbers_digest(spec: JobSpec) -> str:
-    """Return a sha256 digest of settings on which the trained weights depend: the task, its initial weights, the number
-    of gradient groups, and the training section without fields marked NO_NUMBERS, such as its length, and without most
-    default values. The digest is the same on every grid. A job continues only from checkpoints with the same digest.
+    """Return a sha256 digest of the settings on which the trained weights depend. It is the same on every grid.
+
+    These are the task, its initial weights, the number of gradient groups, and the fields of the training that are not
+    marked NO_NUMBERS; most of them are left out if they have their default. A job continues only from checkpoints with
+    the same digest.
     """
     training = {}
     for one in api_fields(TrainingSpec):
@@ -99,6 +99,6 @@ def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
 
 
 def _spelled(kind: type, attribute: str) -> str:
-    """Return the name that an attribute's field has in a manifest."""
+    """Return the manifest's name for an attribute of `kind`, such as globalBatchSize for global_batch_size."""
     field = attribute.removeprefix("chooses_")  # an attribute of ours, for a field that the manifest leaves out
     return next((one.name for one in api_fields(kind) if one.attribute == field), field)

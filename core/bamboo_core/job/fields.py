@@ -34,7 +34,7 @@ class ManifestError(ValueError):
 
 
 def show(value: object) -> str:
-    """Return a value for a message: JSON on one line, shortened. Objects, lists and huge integers are named by kind."""
+    """Format a value for a message: as JSON on one line, shortened; objects, lists and huge integers by their kind."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
@@ -102,10 +102,9 @@ class Fields:
         fits: Callable[[Any], bool],
         shown: Callable[[str], str] | None = None,
     ) -> Any:
-        """Return the field's value; None if it is absent, or if it does not fit, after a problem was noted.
+        """Return the field's value; None if it is absent. If it does not fit, note a problem and return None.
 
-        expected: description of a right value. shown: returns the text to show for a wrong value, which may be a
-        secret.
+        expected: description of a right value. shown: makes a wrong text, which may hold a secret, safe to show.
         """
         value = self.get(name)
         if value is not None and not fits(value):

@@ -1,4 +1,4 @@
-"""Forms of values in the API: how each is read, and its schema in the CRD.
+"""Forms of values in the API. A form reads a value from a manifest, and gives its schema in the CRD.
 
 A field's annotation gives its form, unless the field's type implies it: see `bamboo_core.job.model`.
 """
@@ -26,8 +26,8 @@ VALIDATIONS = "x-kubernetes-validations"
 
 
 def _fits(form: TextPattern) -> Schema:
-    """Return a CEL rule that checks a text's form; the API server's message for a schema's pattern would show only the
-    pattern.
+    """Return a CEL rule that matches a text with a pattern, and has a message that describes the form. For a `pattern`
+    in the schema, the API server's message would show only the pattern.
     """
     return {"rule": f"self.matches(r'^({form.pattern.pattern})$')", "message": f"expected {form.description}"}
 
@@ -35,8 +35,8 @@ def _fits(form: TextPattern) -> Schema:
 class FieldForm(Protocol):
     """The form of a field's values.
 
-    description: of a right value, for messages. harmless: the value that a field without a default gets, so that
-    reading can continue, if its value is wrong or missing.
+    description: of a right value, for messages. harmless: replaces a wrong or missing value of a field without a
+    default, so that reading can continue.
     """
 
     @property
@@ -150,7 +150,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class TextOf:
-    """A text that matches a pattern. made: converts the text. shown: returns the text to show for a wrong one."""
+    """A text that matches a pattern. made: converts the text. shown: makes a wrong text safe to show in messages."""
 
     pattern: TextPattern
     made: Callable[[str], Any] = str
@@ -180,8 +180,8 @@ class TextOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items:
-    """A list of `least` to `most` values of one form. of: the values' name in messages. each: a value's description,
-    for the CRD.
+    """A list of `least` to `most` values of one form. of: the values' name in messages. each: the description of one
+    value, for the CRD.
     """
 
     form: Integer | TextOf
@@ -199,8 +199,8 @@ class Items:
         return ()
 
     def read(self, fields: Fields, name: str) -> tuple[Any, ...] | None:
-        """Return the values that fit; None if the field is absent or is no list of a permitted length. Problems are
-        noted.
+        """Return the values that fit; None if the field is absent or not a list of a permitted length. Note each
+        problem.
         """
         values = fields.value(name, self.description, list_fits(self.least, self.most))
         if values is None:
@@ -282,8 +282,8 @@ class Tree:
         return _TreeCopy(child.problems).copy_object(child.values, child.path, 1)
 
     def schema(self) -> Schema:
-        """Return the schema of a map of any values. An object that keeps unknown fields would not do: a CRD rule would
-        not see a renamed key.
+        """Return the schema of a map with any values. It is not an object that preserves unknown fields, because the
+        CRD's rules would not notice a renamed key in it.
         """
         return {"type": "object", "maxProperties": MAX_TREE_VALUES, "additionalProperties": dict(ANYTHING)}
 

@@ -28,7 +28,7 @@ def load_manifest(path: str | Path) -> JobSpec:
 
 
 def parse_source(source: ManifestSource) -> JobSpec:
-    """Return the spec of a file's job. Raises ManifestError, whose problems name file and line."""
+    """Parse the content of a file into a job's spec. Raises ManifestError, whose problems name file and line."""
     try:
         return parse_manifest(source.document)
     except ManifestError as error:
@@ -36,7 +36,7 @@ def parse_source(source: ManifestSource) -> JobSpec:
 
 
 def parse_manifest(document: Mapping[str, Any]) -> JobSpec:
-    """Return the spec of a document's job. Raises ManifestError with all problems."""
+    """Parse a document into a job's spec, and check all rules. Raises ManifestError with all problems."""
     problems: list[Problem] = []
     objects: list[ReadObject] = []
     job = _root(document, problems, objects)
@@ -47,16 +47,16 @@ def parse_manifest(document: Mapping[str, Any]) -> JobSpec:
 
 
 def read_spec(document: Mapping[str, Any]) -> JobSpec:
-    """Return a job's spec, to show jobs that another version accepted. Defaults or harmless values replace missing and
-    wrong ones.
+    """Read a job's spec, ignoring problems, to show a job that another version accepted. Defaults or harmless values
+    replace missing and wrong values.
     """
     return _root(document, [], [])
 
 
 @cache
 def fields_by_name() -> dict[str, tuple[str, ...]]:
-    """Return the paths of all fields by name, such as spec.training.steps for steps, to suggest where a misplaced field
-    belongs: only the paths closest to the top, at most MOST_PLACES for a name, no fields of objects in lists.
+    """Return the paths of fields by name, such as spec.training.steps for steps, to suggest for a misplaced field. Of
+    several paths, keep the shallowest, at most MOST_PLACES; leave out fields of objects in lists.
     """
     paths_of: dict[str, set[str]] = {}
     for name, path in (*((name, name) for name in ROOT), *places(JobSpec, "spec")):

@@ -1,9 +1,9 @@
-"""The rules between a manifest's fields, each written once: as a function, from which the CRD's CEL is generated, too.
+"""The rules between a manifest's fields, as functions, which crds/generate.py translates into the CRD's CEL rules.
 
-A rule belongs to a type of the API and is checked on each object of it. To a rule, a field that was not given and
-whose value follows from others is None, because an API server does not store it. crds/generate.py translates the
-function, which returns one expression of fields, constants, other such functions and properties, with `and`, `or`,
-`not`, comparisons, arithmetic, subscripts, `... if ... else ...`, `len`, `str`, `endswith`, `all(... for n in ...)`.
+A rule belongs to a type of the API and is checked on each object of that type. A field with Mark.FOLLOWS that the
+manifest leaves out is None to a rule, because an API server does not store it. For the translation, a rule's function
+returns one expression of fields, constants, other such functions and properties, with `and`, `or`, `not`, comparisons,
+arithmetic, subscripts, `... if ... else ...`, `len`, `str`, `endswith` and `all(... for n in ...)`.
 """
 
 import re
@@ -47,7 +47,7 @@ def rule(kind: type[T], path: str, expected: str) -> Callable[[Callable[[T], boo
 
 
 def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
-    """Add the broken rules of these objects to the problems. A rule that reads a field with a problem is skipped."""
+    """Check the rules of these objects; add broken ones to `problems`. Skip rules that read a field with a problem."""
     wrong = {re.sub(r"\[\d+\]$", "", problem.path) for problem in problems}  # of a list, if an item is wrong
     objects = {one.path: one for one in found}
     for one in found:
@@ -59,7 +59,7 @@ def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
 
 
 def _values(got: Any, read: Mapping[str, Any]) -> str:
-    """Return the end of a problem's message: the value of the rule's field, and the other numbers and texts it read."""
+    """Return the end of a problem's message: the field's value (`got`), and other numbers and texts the rule read."""
     others = [f"{path.rpartition('.')[2]} {show(value)}" for path, value in read.items() if _is_shown(value)]
     return (f", got {show(got)}" if _is_shown(got) else "") + (f" ({', '.join(others)})" if others else "")
 
@@ -71,7 +71,7 @@ def _is_shown(value: Any) -> bool:
 class _Stored:
     """A proxy through which a rule reads an object as an API server stores it. It records the fields that are read.
 
-    objects: all objects that were read, by path. read: collects the path and value of each field that the rule reads.
+    objects: all objects of the manifest, by path. read: collects the path and value of each field that the rule reads.
     """
 
     def __init__(self, path: str, objects: Mapping[str, ReadObject], read: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def _budget(spec: JobSpec) -> str:
 
 
 def _nodes(spec: JobSpec) -> str:
-    """Warn, unless redundancy is off, if losing one node would take all workers, or neighbours in a pipeline."""
+    """Warn if the loss of one node takes all workers, or neighbours in a pipeline; not if redundancy is off."""
     room, workers = spec.spread.workers_per_node, wanted_workers(spec)
     nodes = spec.spread.nodes(workers)
     if room == 1 or workers == 1 or spec.redundancy.mode is RedundancyMode.NONE:
@@ -110,7 +110,7 @@ def _devices_of_pools(spec: JobSpec) -> str:
 
 
 def _loggers(spec: JobSpec) -> str:
-    """Warn about loggers without a checkpoint store: it would hold the history that they are given."""
+    """Warn about loggers without a checkpoint store, which would hold the history that loggers receive."""
     if spec.training.loggers and spec.checkpoint is None:
         return "spec.training.loggers are given nothing without spec.checkpoint, but by bamboo run --output"
     return ""

@@ -1,4 +1,4 @@
-"""The annotations and marks of fields that make dataclasses the API of a BambooJob, and a generic reader of manifests.
+"""Annotations and marks that turn dataclasses into the API of a BambooJob, and a generic reader of manifests.
 
 A field's annotation gives the form of its values (`bamboo_core.job.forms`; booleans, enumerations and objects need
 none) and its marks. The text below a field is its description. The parser (`read_object`), the CRD and docs/api.md
@@ -34,7 +34,7 @@ class Mark(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A field that is an object of the API. optional: an absent field is None, not an empty object."""
+    """The form of a field that is an object of the API. optional: an absent field is None, not an empty object."""
 
     kind: type
     optional: bool
@@ -42,7 +42,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class ObjectList:
-    """A field that is a bounded list of objects of the API with unique names."""
+    """The form of a field that is a list of objects of the API with unique names. most: the list's greatest length."""
 
     kind: type
     most: int
@@ -57,7 +57,7 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class ApiField:
-    """A field of a type of the API. name: in manifests. default: makes a value for each object; None: no default."""
+    """A field of a type of the API. name: in manifests. default: returns a default value; None without a default."""
 
     attribute: str
     name: str
@@ -72,7 +72,7 @@ class ApiField:
 
 @dataclass(frozen=True, slots=True)
 class ReadObject:
-    """An object that was read, and its path. given: the fields that the manifest has, right or wrong."""
+    """An object that was read, and its path. given: the names of fields that the manifest gives, right or wrong."""
 
     path: str
     value: Any
@@ -127,9 +127,9 @@ _completions: dict[type, Completion] = {}
 
 
 def completes(kind: type) -> Callable[[Completion], Completion]:
-    """Return a decorator that registers a function to derive values of an object's fields from other fields, in place.
-    The function receives the values before defaults: None for absent or wrong ones. Absent or wrong maps, objects and
-    lists of objects are empty instead, except that absent optional objects are None.
+    """Return a decorator that registers a function to derive fields of objects of the type `kind` from other fields.
+    The function changes the values in place, before defaults apply. An absent or wrong value is None; a map, an object
+    or a list of objects is empty instead, but an absent optional object is None.
     """
 
     def register(completion: Completion) -> Completion:

@@ -58,20 +58,20 @@ class NodePool:
     capacity: Capacity = Capacity.SPOT
     """Whether nodes may be taken away (Spot) or stay (OnDemand)."""
     preset: Preset = Preset.NONE
-    """The cloud or provisioner whose labels and taints such nodes have. None: the worker's template selects nodes."""
+    """The cloud or provisioner whose labels and taints the nodes have. None: the worker's template selects nodes."""
     price_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
-    """The price of one worker for an hour, its share of the node: a decimal number in quotes, such as "0.91", in any
-    currency. An edit counts from then on.
+    """The hourly price of one worker, which is its share of the node's price: a decimal number in quotes, such as
+    "0.91", in any currency. An edit counts from then on.
     """
     after_seconds: Annotated[int, Integer(0)] = 0
     """Seconds that a pod waits for a node in the pools before this one. Workers of this pool move back as soon as an
-    earlier one has nodes again.
+    earlier pool has nodes again.
     """
     max_workers: Annotated[int | None, Integer()] = None
-    """The most workers in this pool."""
+    """The most workers in this pool. By default without limit."""
     template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
-    """Merged over worker.template for the pods of this pool: another GPU's resource, image, environment, tolerations,
-    node selectors.
+    """A template that is merged over worker.template for the pods of this pool, such as with another GPU's resource,
+    image, environment, tolerations or node selectors.
     """
 
 
@@ -82,9 +82,9 @@ def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
 
 
 def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[tuple[float, int], ...]:
-    """Return (hourly price of a worker, number of workers) of each pool with a price and room, in the order in which
-    the pools supply more. Pools before the last one that has workers come last, since they are full or deliver nothing;
-    pools after one without maxWorkers are left out. counts: workers by pool.
+    """Return (hourly price of a worker, room for workers) of each pool with a price and room, in the order in which
+    the pools would supply workers: from the last pool that has workers on, then the pools before it, which are full or
+    deliver nothing. Pools after one without maxWorkers are left out. counts: the current number of workers by pool.
     """
     first = max((index for index, pool in enumerate(pools) if counts.get(pool.name)), default=0)
     found: list[tuple[float, int]] = []
@@ -110,8 +110,8 @@ class SpreadSpec:
 
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
     """Interleave spreads the pods over zones and nodes, with neighbouring stages in different zones: nearly all traffic
-    crosses zones, which most clouds bill. ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a
-    zone costs no step. SingleZone keeps the job in one zone; if that zone is lost, the job goes back to its
+    crosses zones, which most clouds bill. ZonePerPipeline keeps each pipeline in a zone; with two or more pipelines the
+    loss of a zone costs no step. SingleZone keeps the job in one zone; if that zone is lost, the job goes back to its
     checkpoint. With SingleZone, and with ZonePerPipeline unless elastic chooses the stages, a pod waits if its zone has
     no more nodes.
     """
@@ -121,7 +121,7 @@ class SpreadSpec:
     """
 
     def node_price(self, worker_price: Decimal | float | None) -> float | None:
-        """Return the price of a node with all its workers. worker_price: one worker's price, its share of the node."""
+        """Return the price of a node full of workers that cost `worker_price` each; None if that is None."""
         return None if worker_price is None else float(worker_price) * self.workers_per_node
 
     def nodes(self, workers: int) -> int:
@@ -136,7 +136,7 @@ class ResourcesSpec:
     limits: Annotated[Mapping[str, str | int], Quantities()] = field(default_factory=dict)
     """The most that the container may use, by resource name, such as nvidia.com/gpu or memory."""
     requests: Annotated[Mapping[str, str | int], Quantities()] = field(default_factory=dict)
-    """What the container is guaranteed, by resource name. The default is the limits."""
+    """The resources that the container is guaranteed, by resource name. The default is the limits."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ class WorkerSpec:
     resources: ResourcesSpec = field(default_factory=ResourcesSpec)
     """Resources of a worker's container."""
     template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
-    """Merged into the worker's PodTemplateSpec, whose container is called trainer; limited as task.config is."""
+    """Fields merged into the worker's PodTemplateSpec, whose container is called trainer; limited as task.config is."""
     devices: Annotated[int, Integer(1, MOST_DEVICES), Mark.WHILE_SUSPENDED] = 1
     """The number of GPUs of a worker (nvidia.com/gpu), each of which runs a part of its stage; a stage has at least as
     many layers.

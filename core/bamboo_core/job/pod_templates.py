@@ -1,4 +1,4 @@
-"""The pod templates of a job: how they are merged, and the nodes that a pool's preset selects.
+"""The pod templates of a job, their merging, and the nodes that a pool's preset selects.
 
 The CRD takes any field in a template, because Kubernetes versions differ. The operator has the API server check pods.
 
@@ -114,8 +114,8 @@ PLACEMENTS: dict[tuple[Preset, Capacity], NodePlacement] = {
 
 
 def placement(job: JobSpec, pool: NodePool | None) -> NodePlacement:
-    """Return the constraints for a worker of that pool. Nodes with a special device often have a taint for it; a worker
-    that requests the device tolerates the taint.
+    """Return the node constraints of a worker in that pool. pool: None for a job without pools. Nodes with a special
+    device often have a taint for it; a worker that requests the device tolerates the taint.
     """
     chosen = PLACEMENTS.get((pool.preset, pool.capacity), NodePlacement()) if pool else NodePlacement()
     devices = sorted(name for name in worker_resources(job, pool) if "/" in name)
@@ -149,8 +149,8 @@ def asks_for_gpus(job: JobSpec, pool: NodePool | None) -> bool:
 
 
 def asking_for_gpus(job: JobSpec) -> str:
-    """Return the field by which every worker requests GPUs, with its verb, as in "spec.worker.resources asks". If
-    some workers request none: spec.worker.devices if it is above 1, else "".
+    """Return the subject and verb of a sentence on why workers need GPUs, such as "spec.worker.resources asks". If some
+    workers request no GPUs, the subject is spec.worker.devices if that is above 1; else return "".
     """
     if all(asks_for_gpus(job, pool) for pool in job.node_pools or (None,)):
         return "spec.worker.resources asks" if job.worker.resources.asks_for_gpus else "each node pool's template asks"

@@ -1,4 +1,4 @@
-"""A BambooJob's spec as frozen values: the types of the API, from which everything else about it is generated.
+"""A BambooJob's spec as frozen values: the types of the API, from which the CRD and docs/api.md are generated.
 
 `bamboo_core.job.manifest` reads these values and checks every rule. A field's annotation gives its form, and the text
 below it is its description (see `bamboo_core.job.model`). An absent part has its default, often None. Lists are tuples;
@@ -59,7 +59,7 @@ _PATTERNS: Final = Items(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialSpec:
-    """The source of the model's first values, instead of random ones."""
+    """The source of the model's initial weights, instead of random ones."""
 
     url: Annotated[str, TextOf(WEIGHTS, shown=shown_url)]
     """A trained job's folder of weights, a folder with model.safetensors or its index, a file NAME.safetensors, or a
@@ -94,23 +94,23 @@ class PipelineSchedule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
-    """The fixed parts of the grid; with `elastic` the coordinator chooses the rest. See docs/design/engine.md for
-    schedule.
+    """The fixed parts of the grid; with `elastic` the coordinator chooses the rest.
 
-    stages, pipelines: 1 if the coordinator chooses the number (chooses_stages, chooses_pipelines). split: None: by the
-    layers' costs. schedule: None: see `schedules`.
+    stages, pipelines: 1 if the coordinator chooses the number (chooses_stages, chooses_pipelines). split: None to
+    balance stages by the layers' costs. schedule: see docs/design/engine.md; None for 1F1B, or for the coordinator's
+    choice from `schedules`.
     """
 
     stages: Annotated[int, Integer(1, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
-    """The number of stages into which the layers are split; a pipeline has one worker for each. Required without
-    elastic and split.
+    """The number of stages into which the layers are split; a pipeline has one worker for each. Required if
+    neither elastic nor split is given.
     """
     pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS, Mark.WHILE_SUSPENDED] = 1
     """The number of pipelines, which share the batch. Without elastic 1 by default."""
     schedule: PipelineSchedule | None = None
-    """The order of forwards and backwards; all give the same bits. ZBH1 computes weight gradients later, which leaves
-    about a third of the bubbles; every stage then keeps as many activations as the first one. By default 1F1B, or with
-    elastic the coordinator's choice. A change takes effect with the next step.
+    """The order of forwards and backwards; all orders give the same bits. ZBH1 computes weight gradients later, which
+    leaves about a third of the bubbles; every stage then keeps as many activations as the first one. By default 1F1B,
+    or with elastic the coordinator's choice. A change takes effect with the next step.
     """
     split: Annotated[
         tuple[int, ...] | None,
@@ -134,8 +134,8 @@ class TopologySpec:
 
 
 class Objective(StrEnum):
-    """The goal of the grid's choice. Throughput: the most samples per second that the workers can train. Value: the
-    most samples for their price among grids of about that speed; workers that add less than they cost are released.
+    """The goal by which the coordinator chooses a grid. Throughput: the most samples per second. Value: the most
+    samples for the workers' price among grids of about that speed; workers that add less than they cost are released.
     """
 
     THROUGHPUT = "Throughput"
@@ -144,9 +144,7 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticSpec:
-    """The bounds of the coordinator's choice of a grid for the available workers: everything that `topology` does not
-    fix.
-    """
+    """The bounds within which the coordinator chooses the parts of the grid that `topology` does not fix."""
 
     max_workers: Annotated[int, Integer(1, MOST_WORKERS), Mark.FREE]
     """The most workers that run stages. The job requests as many of them as a grid can use."""
@@ -160,7 +158,7 @@ class ElasticSpec:
     times the speed of maxWorkers or more.
     """
     stabilization_seconds: Annotated[int, Integer(0), Mark.FREE] = USUAL_STABILIZATION
-    """The longest time for which nodes must be available before the grid grows onto them."""
+    """The most seconds for which nodes must be available before the grid grows onto them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +187,8 @@ class RedundancySpec:
     def on(self, pipelines: int, *, apart: bool = True) -> "RedundancySpec":
         """Return the redundancy in force, whose mode is never Auto, on a grid with `pipelines` pipelines.
 
-        Auto becomes None with more than MOST_REPLICAS pipelines, which hold each other's states, and else Replicas.
-        apart: each stage's owners are on enough nodes and in enough zones for that (`ring.are_apart`).
+        Auto becomes None if more than MOST_REPLICAS pipelines, which hold each other's states, are `apart`; otherwise
+        it becomes Replicas. apart: each stage's owners are on enough nodes and in enough zones (`ring.are_apart`).
         """
         if self.mode is not RedundancyMode.AUTO:
             return self
@@ -200,7 +198,7 @@ class RedundancySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbySpec:
-    """Spare workers."""
+    """The standby workers: spare workers that the job requests."""
 
     workers: Annotated[int, Integer(0, MOST_STANDBYS)] = 0
     """The number of standby workers."""
@@ -212,8 +210,8 @@ USUAL_STEPS: Final = 200  # between checkpoints, unless fewer pay or writing is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """The place and interval of checkpoints. every_steps: None: chosen by the coordinator; USUAL_STEPS until step times
-    are known.
+    """The place and interval of checkpoints. every_steps: None if the coordinator chooses the interval, which is
+    USUAL_STEPS until step times are known.
     """
 
     storage: Annotated[str, TextOf(STORAGE, shown=shown_url)]
@@ -239,17 +237,17 @@ class CheckpointSpec:
         return self.storage if self.claim is None else None
 
     def place(self, job: str) -> str:
-        """Return where workers find that job's checkpoints: the URL, or a folder of the mounted claim."""
+        """Return the place of that job's checkpoints for its workers: the URL, or a folder of the mounted claim."""
         return self.url or f"{STORAGE_FOLDER}/{job}/checkpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSpec:
-    """The job's limits: its cost, in the currency of the pools' prices, and its date."""
+    """The job's greatest cost, in the currency of the pools' prices, and the date of its last step."""
 
     money: Annotated[Decimal | None, TextOf(MONEY, Decimal)] = None
-    """The most that the job may cost: a decimal number in quotes with at most 4 decimals. When it is spent the job is
-    suspended until it is raised.
+    """The most that the job may cost: a decimal number in quotes with at most 4 decimals. When it is spent, the
+    job is suspended until the limit is raised.
     """
     done_by: Annotated[datetime | None, TextOf(DATE_TIME, datetime.fromisoformat)] = None
     """The date of the last step, in RFC 3339 with a zone, such as 2026-12-24T18:00:00Z. The status and a condition say
@@ -278,11 +276,11 @@ class JobSpec:
     name: Annotated[str, Mark.NOT_IN_SPEC]
     namespace: Annotated[str, Mark.NOT_IN_SPEC] = "default"
     suspend: bool = False
-    """True stops the job and releases its nodes. Later it continues from a checkpoint that it writes first, or at step
-    0 if it keeps none.
+    """True stops the job, after it has written a checkpoint, and releases its nodes. Later the job continues from that
+    checkpoint, or at step 0 if it keeps none.
     """
     task: Annotated[TaskSpec, Mark.FIXED]
-    """What is trained."""
+    """The model to train, and its data."""
     training: Annotated[TrainingSpec, Mark.FIXED]
     """How long to train, with which batch sizes and which precision."""
     topology: Annotated[TopologySpec, Mark.FOLLOWS]
@@ -306,13 +304,13 @@ class JobSpec:
     queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None
     """The Kueue queue in which workers wait for quota."""
     budget: BudgetSpec | None = None
-    """The most that the job may cost, by the prices of the node pools, and when it is to be done."""
+    """The most that the job may cost, by the prices of the node pools, and the date by which it has to be done."""
     backoff_limit: Annotated[int, Integer(0)] = 6
     """The job ends after more worker failures than this without a committed step in between. A lost node is
     no failure.
     """
     progress_deadline_seconds: Annotated[int, Integer()] = 1800
-    """How long the job waits for any worker to finish a microbatch before it fails. A step may take as long as it
+    """Seconds that the job waits for any worker to finish a microbatch before it fails. A step may take as long as it
     needs.
     """
     ttl_seconds_after_finished: Annotated[int | None, Integer(0)] = None
@@ -338,8 +336,8 @@ def _complete_job(values: Values) -> None:
 
 
 def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
-    """Return the schedules from which the coordinator may choose; the first one is in force until it does. There is
-    only one if the manifest gives it, or without `elastic`, since the choice needs the duration of steps.
+    """Return the schedules from which the coordinator may choose; the first one is in force until it has chosen. There
+    is only one if the manifest gives the schedule, or if the job has no `elastic`.
     """
     first = spec.topology.first_schedule
     chosen = spec.topology.schedule is None and spec.elastic is not None
@@ -386,7 +384,7 @@ def most_pipelines(spec: JobSpec) -> int:
 
 def pod_spread(spec: JobSpec) -> SpreadPolicy:
     """Return the pods' spread policy. ZonePerPipeline becomes Interleave if the coordinator chooses the stages and may
-    use several pipelines: their sizes are unknown when a pod is made.
+    use several pipelines, because a pipeline's number of workers is then unknown when a pod is made.
     """
     policy = spec.spread.policy
     if policy is SpreadPolicy.ZONE_PER_PIPELINE and spec.topology.chooses_stages and most_pipelines(spec) > 1:
@@ -400,7 +398,7 @@ def heeds_memory(spec: JobSpec) -> bool:
 
 
 def whole_workers(spec: JobSpec) -> int:
-    """Return the number of workers of a fixed grid, or the most that a chosen one can use; without standby."""
+    """Return the number of workers of a fixed grid, or the most that a grid of the coordinator can use; no standbys."""
     topology = spec.topology
     if spec.elastic is None or not topology.chooses_stages:
         return topology.stages * most_pipelines(spec)

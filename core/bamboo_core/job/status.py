@@ -53,7 +53,7 @@ Condition = Annotated[ReportedCondition, _schema(required=_REQUIRED, description
 
 
 class PipelineCounts(ApiPart, frozen=True):
-    """How many pipelines the job should have, how many train, and the number of stages in each."""
+    """Counts of the job's pipelines, desired and ready, and of the stages in each."""
 
     stages: Count = 0
     """The number of stages in each pipeline."""
@@ -64,7 +64,7 @@ class PipelineCounts(ApiPart, frozen=True):
 
 
 class WorkerCounts(ApiPart, frozen=True):
-    """How many workers the job should have, and how many are ready."""
+    """Counts of the job's workers, desired and ready."""
 
     desired: Count = 0
     """How many workers there should be now, including spare ones."""
@@ -87,7 +87,7 @@ class TrainingProgress(ApiPart, frozen=True):
     step: Count | None = None
     """Steps committed."""
     steps: Count | None = None
-    """Steps to train. Fewer are done if an evaluation or a decision ends the job early."""
+    """Steps to train. Fewer are done if an evaluation or a decision of the task ends the job early."""
     evaluation: EvaluationStatus | None = None
     """The newest evaluation."""
     samples_per_second: NotNegative | None = None
@@ -117,17 +117,17 @@ class JobCost(ApiPart, frozen=True):
     total: Amount | None = None
     """The cost so far, a decimal number."""
     counted_until: Time | None = None
-    """Until when the cost is counted; pods that go while no operator is active are not in it."""
+    """The time up to which the cost is counted. Pods that go while no operator is active are not counted."""
 
 
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The plan as saved in the job's status, from which a restarted operator continues.
 
-    A record whose `lost` is None is absent, unreadable or a local run's. Before the first plan only `lost` is set.
-    pipelines: the owner of each stage, by pipeline. task: digest of the task, which must not have changed. lost,
-    counted: only workers whose pods still exist. lost: workers that are gone for good, or that were told to leave and
-    neither own nor replicate a cell. counted: workers that the next operator must not count as preempted: workers whose
-    notice is counted already, and workers that own or replicate a cell and were told to leave.
+    Before the first plan only `lost` is set. pipelines: the owner of each stage, by pipeline. lost: workers that are
+    gone for good, or that were asked to leave and neither own nor replicate a cell; None if the record is absent,
+    unreadable or of a local run. counted: workers that the next operator must not count as preempted, because their
+    notice is counted already, or because they own or replicate a cell and were asked to leave. Both name only workers
+    whose pods still exist. task: digest of the task, which must not have changed.
     """
 
     epoch: int = 0
@@ -160,7 +160,7 @@ class BambooJobStatus(ApiPart, frozen=True):
     workers_created: Count | None = None
     """How many workers the job has had so far."""
     preemptions: Count = 0
-    """Workers lost, or given notice. Those that failed are counted in restarts, too."""
+    """Workers lost, or given a notice. Failed workers are also counted in restarts."""
     takeovers: Count = 0
     """Stages that another worker has taken over."""
     restores: Count = 0

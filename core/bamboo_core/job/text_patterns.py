@@ -1,7 +1,7 @@
 r"""Patterns of texts in a manifest.
 
-They mean the same to Python and to an API server, which reads RE2: no class such as \w or \s, for which the two have
-different letters.
+They match the same texts in Python and in an API server, which uses RE2. So they avoid classes such as \w and \s,
+which differ between the two.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPattern:
-    """A pattern of texts, their greatest length (`most`), and a description for people."""
+    """A pattern of texts, their greatest length in characters (`most`), and a description for people."""
 
     description: str
     pattern: re.Pattern[str]

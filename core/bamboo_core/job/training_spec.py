@@ -29,14 +29,14 @@ class ParameterPrecision(StrEnum):
 
 
 class Goal(StrEnum):
-    """Which values of a metric are better. Min: smaller values. Max: larger values."""
+    """The better values of a metric. Min: smaller values. Max: larger values."""
 
     MIN = "Min"
     MAX = "Max"
 
 
 class NonFinite(StrEnum):
-    """The policy for a step whose loss or gradient is not finite: end the job (but skip fp16 overflows), or skip it."""
+    """The policy for a step whose loss or gradient is not finite. Fail: end the job, but skip overflows of fp16."""
 
     FAIL = "Fail"
     SKIP = "Skip"
@@ -44,7 +44,7 @@ class NonFinite(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
-    """The evaluation of a model on other data while it trains. patience: None: no early stop."""
+    """The evaluation of a model on other data while it trains. patience: None for no early stop."""
 
     every_steps: Annotated[int, Integer()]
     """Steps between evaluations. The last state is also evaluated."""
@@ -84,8 +84,8 @@ class LoggerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """The length of a job's training, its batch sizes and number formats. steps: UNKNOWN_STEPS while it depends on the
-    task's unread data (`with_data`). gradient_groups: None: the default, see `groups`.
+    """The length of a job's training, its batch sizes and number formats. steps: UNKNOWN_STEPS until `with_data`
+    derives it from the task's data. gradient_groups: None for the default (see `groups`).
     """
 
     steps: Annotated[int, Integer(), Mark.FOLLOWS, Mark.NO_NUMBERS]
@@ -93,7 +93,7 @@ class TrainingSpec:
     epochs: Annotated[int | None, Integer(1, MAX_INT64), Mark.NO_NUMBERS] = None
     """Instead of steps: passes over the dataset, rounded up to whole steps."""
     tokens: Annotated[int | None, Integer(1, MAX_INT64), Mark.NO_NUMBERS] = None
-    """Instead of steps: tokens, rounded up to whole steps. The task has to say how many a sample has
+    """Instead of steps: tokens, rounded up to whole steps. The task has to give the number of tokens in a sample
     (tokens_per_sample).
     """
     global_batch_size: Annotated[int, Integer()]
@@ -115,7 +115,7 @@ class TrainingSpec:
     max_gradient_norm: Annotated[float | None, Number()] = None
     """Gradient clipping: the norm over the whole model to which larger gradients are scaled down. By default off."""
     non_finite: Annotated[NonFinite, Mark.NO_NUMBERS] = NonFinite.FAIL
-    """What follows from a step whose loss or gradient is infinite or not a number. Fail: the job ends; only a gradient
+    """The policy for a step whose loss or gradient is infinite or not a number. Fail: the job ends; only a gradient
     that overflows in fp16 skips its step. Skip: all workers drop its gradients and go on. More than 10 skipped steps in
     a row end the job.
     """
@@ -124,13 +124,13 @@ class TrainingSpec:
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
     """Other systems that receive the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
     gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
-    """The number of groups of consecutive microbatches in which gradients are summed; the bits depend on it. Pipelines
-    cannot be more than groups. A pipeline with n groups needs log2(n) more buffers of the size of a stage's gradient.
-    By default one for each microbatch, at most 64.
+    """The number of groups of consecutive microbatches in which gradients are summed; the bits depend on it. A job
+    cannot have more pipelines than groups. A pipeline with n groups needs log2(n) more buffers of the size of a stage's
+    gradient. By default one group for each microbatch, at most 64.
     """
     deterministic: Annotated[bool, Mark.NO_NUMBERS] = True
-    """Repeated work gives the same bits, and copies are compared. False lets kernels add in any order, and compares
-    nothing.
+    """True: repeated work gives the same bits, and copies are compared. False: kernels may add in any order, and
+    nothing is compared.
     """
     compile: Annotated[bool, Mark.NO_NUMBERS] = False
     """Compile each layer with torch.compile, which gives other bits, and needs a C++ compiler and Python's headers in
@@ -156,8 +156,7 @@ class TrainingSpec:
 
     def with_data(self, samples: int, tokens_per_sample: int | None) -> "TrainingSpec":
         """Return the spec with the number of steps for a dataset of `samples` samples, rounded up; the same spec if the
-        number of steps is known. Raises ValueError if tokens are to be counted and the task does not give the tokens of
-        a sample.
+        number of steps is known. Raises ValueError if the length is in tokens and `tokens_per_sample` is None.
         """
         if self.known_steps is not None:
             return self

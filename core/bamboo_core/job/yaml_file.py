@@ -39,7 +39,7 @@ class ManifestSource:
 class _Loader(yaml.SafeLoader):
     """A loader of safe YAML, as Kubernetes reads it: no duplicate keys, dates stay text, 1e-3 is a number.
 
-    Merge keys are refused: a few of them, nested, double in size at every level.
+    It refuses merge keys, because nested ones can double the document's size at every level.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -66,12 +66,12 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 
 
 def load_document(path: str) -> dict[str, Any]:
-    """Return the file's one object, unchecked; `parse_manifest` checks its fields. Raises ManifestError."""
+    """Read the single object in a file, with its fields unchecked. path: - for standard input. Raises ManifestError."""
     return read_manifest_source(path).document
 
 
 def read_manifest_source(path: str) -> ManifestSource:
-    """Return the file's one object, with the lines of its fields. path: - for standard input. Raises ManifestError."""
+    """Read the single object in a file, with its fields' lines. path: - for standard input. Raises ManifestError."""
     name = "standard input" if path == STDIN else path
 
     def wrong(message: str) -> ManifestError:
@@ -94,7 +94,7 @@ def read_manifest_source(path: str) -> ManifestSource:
 
 
 def source_of(name: str, text: str) -> ManifestSource:
-    """Return the one object in a text, with the lines of its fields. name: for errors. Raises ManifestError."""
+    """Parse the single object in a text, with the lines of its fields. name: for errors. Raises ManifestError."""
 
     def wrong(message: str) -> ManifestError:
         return ManifestError(Problem(name, message))

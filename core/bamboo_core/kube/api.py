@@ -1,8 +1,8 @@
 """The Kubernetes client of the command line and the operator: the official asyncio client, with objects as dicts.
 
-Its typed calls reject fields that they do not know, so every call here is the generic one, with a time limit. Every
+Its typed calls reject fields that they do not know, so all calls here use its generic one, with a time limit. Every
 failure is a RemoteError in one sentence (ApiError: the server refuses; ClusterUnreachable: it does not answer;
-ConfigError: the kubeconfig is wrong), or JobGone. Importing this module takes a while.
+ConfigError: the kubeconfig is wrong), or JobGone. This module is slow to import.
 """
 
 import asyncio
@@ -63,8 +63,8 @@ class Access:
 
 
 async def log_in(path: str | None = None, context: str | None = None) -> Access:
-    """Return access to a cluster by the kubeconfig that `path`, else KUBECONFIG, names; without both, ~/.kube/config.
-    If that file is missing, and `path` and `context` are None, use the pod's ServiceAccount. Raises ConfigError.
+    """Log in to a cluster with the kubeconfig at `path`, else KUBECONFIG, else ~/.kube/config. If the file is missing,
+    and `path` and `context` are None, use the pod's ServiceAccount. Raises ConfigError.
     """
     files = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
@@ -165,7 +165,7 @@ def _renewing(loader: KubeConfigLoader) -> Callable[[Configuration], Any]:
 
 
 def _environment_proxy(url: str) -> str | None:
-    """Return the server's proxy by HTTPS_PROXY, HTTP_PROXY and NO_PROXY; None for a direct connection."""
+    """Return the proxy for a server, from HTTPS_PROXY, HTTP_PROXY and NO_PROXY; None for a direct connection."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return None if host in LOCAL or proxy_bypass(host) else getproxies().get(parts.scheme)
@@ -177,8 +177,8 @@ def _environment_proxy(url: str) -> str | None:
 class Connection:
     """The connections to one API server, shared by many tasks. All methods may raise a RemoteError.
 
-    agent: the calling program. seconds: the time limit of each try of a call. tries: how often a call is tried while
-    the server answers 429: it is busy, or does not serve a new CRD yet. connections: the most open at once. ended:
+    agent: the calling program. seconds: the time limit of each try of a call. tries: the most tries of a call while the
+    server answers 429, because it is busy or does not serve a new CRD yet. connections: the most open at once. ended:
     called after every try of `call`.
     """
 
@@ -214,7 +214,7 @@ class Connection:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """Send a request, again while the server is busy, and return its answer; {} if that is no object. kind: the
+        """Send a request, repeat it while the server is busy, and return the answer; {} if that is no object. kind: the
         media type of the body, or of the answer to a GET. Raises RemoteError.
         """
         for left in reversed(range(self._tries)):
@@ -311,8 +311,8 @@ class Connection:
             raise ClusterUnreachable(f"{where} cannot be reached: {why}") from None
 
     def _refusal(self, answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
-        """Return the ApiError of a response. It has the API server's message, which names verb, resource and user, or
-        every wrong field; for a 401 a message of our own.
+        """Return the ApiError for a response. Its text is the API server's message, which names verb, resource and
+        user, or every wrong field; for a 401 it is a message of our own.
         """
         found = _object(data, answer.status)
         status, message = answer.status, str(found.get("message") or "")
@@ -324,8 +324,8 @@ class Connection:
 
 
 def _object(data: bytes, status: int) -> Object:
-    """Parse a response; {} if it is no object, or a refusal in plain text, as from proxies and a busy API server.
-    Raises ApiError if an answer that is no refusal is not JSON.
+    """Parse a response as a JSON object; {} for any other JSON, and for a refusal in plain text, as from proxies and a
+    busy API server. Raises ApiError if a successful answer (status below 400) is not JSON.
     """
     try:
         found = json.loads(data or b"{}")
@@ -340,7 +340,7 @@ def _object(data: bytes, status: int) -> Object:
 
 
 def jobs_path(namespace: str | None) -> str:
-    """Return the API path of a namespace's BambooJobs; None: of all namespaces'."""
+    """Return the API path of the BambooJobs in a namespace, or in all namespaces if it is None."""
     return f"/apis/{GROUP}/{VERSION}" + (f"/namespaces/{namespace}" if namespace else "") + f"/{PLURAL}"
 
 
@@ -349,7 +349,7 @@ def job_path(namespace: str, name: str) -> str:
 
 
 def pods_path(namespace: str | None) -> str:
-    """Return the API path of a namespace's pods; None: of all namespaces'."""
+    """Return the API path of the pods in a namespace, or in all namespaces if it is None."""
     return "/api/v1" + (f"/namespaces/{namespace}" if namespace else "") + "/pods"
 
 
@@ -432,7 +432,7 @@ class KubeApi:
         return await self._call_job("GET", namespace, name)
 
     async def jobs(self, namespace: str | None) -> list[Object]:
-        """Return the BambooJobs of the namespace; None: of all namespaces."""
+        """Return the BambooJobs in a namespace, or in all namespaces if it is None."""
         try:
             return await self.listed(jobs_path(namespace))
         except ApiError as error:
@@ -587,9 +587,9 @@ class KubeApi:
         return await self.listed(_revisions(namespace), {"labelSelector": selector})
 
     async def create_revision(self, revision: Object) -> None:
-        """Create a ControllerRevision. It is sent as YAML, so that the API server writes `data`, which is immutable, as
-        JSON in its own form. If it kept the client's JSON, it would write `data` differently in every later patch, and
-        refuse the patch for that change.
+        """Create a ControllerRevision. It is sent as YAML, so that the API server stores `data` as JSON in its own
+        form. If it kept the client's JSON, each later patch would write `data` differently, and the API server would
+        refuse the patch, because `data` is immutable.
         """
         await self.call("POST", _revisions(revision["metadata"]["namespace"]), json.dumps(revision), kind=YAML)
 
@@ -676,8 +676,8 @@ class KubeApi:
         return None
 
     async def uid_of(self, path: str) -> str | None:
-        """Return the UID of the object at that path; None if there is none. The request is a list of that object alone,
-        because the operator may list and watch BambooJobs, but not get them.
+        """Return the UID of the object at that path; None if there is no object. This lists the object instead of
+        getting it, because the operator may list and watch BambooJobs, but not get them.
         """
         collection, _, name = path.rpartition("/")
         found: Object = {}

@@ -1,4 +1,4 @@
-"""Errors of access to a cluster, each as one sentence for the user of the command line."""
+"""Errors of access to a cluster. The text of a RemoteError is one sentence for the user."""
 
 from bamboo_core.names import EXIT_FAILED, EXIT_USAGE
 
@@ -16,13 +16,13 @@ class ConfigError(RemoteError):
 
 
 class UsageError(RemoteError):
-    """Error in a flag or an argument."""
+    """Error because a flag, argument or manifest is invalid or does not fit the job."""
 
     code = EXIT_USAGE
 
 
 class ClusterUnreachable(RemoteError):
-    """Error because the API server cannot be reached. This may be temporary."""
+    """Error because the API server cannot be reached or trusted, or the token cannot be read. It may be temporary."""
 
 
 class ApiError(RemoteError):
@@ -42,4 +42,4 @@ class ApiError(RemoteError):
 
 
 class JobGone(Exception):
-    """Error because the BambooJob was deleted, or another one has its name."""
+    """Error because the BambooJob was deleted, even if a new one has the same name."""

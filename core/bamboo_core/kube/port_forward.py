@@ -1,5 +1,5 @@
-"""Port forwarding to a pod, like `kubectl port-forward`, over WebSockets through the API server. The official client's
-asyncio side provides the WebSocket, and leaves its channels to the caller.
+"""Port forwarding to a pod, like `kubectl port-forward`, over WebSockets through the API server. The official asyncio
+client provides the WebSockets; this module implements the protocol's channels.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ CHUNK = 64 << 10
 
 
 class PortForward:
-    """A loopback port of this machine that leads to a pod's port. Each connection has a WebSocket of its own."""
+    """A port of 127.0.0.1 that is forwarded to a pod's port. Each connection has its own WebSocket."""
 
     def __init__(self, api: KubeApi, namespace: str, pod: str, port: int) -> None:
         self._api, self._pod, self._port = api, (namespace, pod), port

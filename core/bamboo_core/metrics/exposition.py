@@ -23,7 +23,7 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """The declaration of a Prometheus metric: its name, help text, labels and, of a histogram, buckets."""
+    """The declaration of a Prometheus metric: its name, help text, labels and, for a histogram, buckets."""
 
     name: str  # as queried; a histogram's without _bucket
     help: str
@@ -84,7 +84,7 @@ class MetricsPage:
 
 
 class MetricsPageCollector(Collector):
-    """A registry's collector that fills a new page for every scrape. fill: adds all values; any thread may call it."""
+    """A registry's collector that fills a new page at every scrape. fill: adds all values; called from any thread."""
 
     def __init__(self, fill: Callable[[MetricsPage], None]) -> None:
         self._fill = fill

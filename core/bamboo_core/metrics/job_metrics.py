@@ -39,7 +39,7 @@ def progress(page: MetricsPage, job: tuple[str, str], status: Status) -> None:
 
 
 def grid(page: MetricsPage, job: tuple[str, str], status: Status | None, spec: JobSpec) -> None:
-    """Add a job's numbers of workers, pipelines, replicas and unprotected cells. status: None if it has no workers."""
+    """Add the numbers of workers, pipelines, replicas and unprotected cells. status: None if the job has no workers."""
     counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
     for state in WorkerState:
         page.add(table.JOB_WORKERS, counts[state], *job, state.value)
@@ -86,7 +86,7 @@ def history(page: MetricsPage, job: tuple[str, str], status: Status) -> None:
 
 
 def checkpoint(page: MetricsPage, job: tuple[str, str], *, step: int, every_steps: int, age: float | None) -> None:
-    """Add the newest checkpoint of a job that keeps checkpoints. age: in seconds, None if it has none."""
+    """Add the step, interval and age of a job's newest checkpoint. age: in seconds; None if there is no checkpoint."""
     page.add(table.JOB_CHECKPOINT_STEP, step, *job)
     page.add(table.JOB_CHECKPOINT_EVERY, every_steps, *job)
     page.add_known(table.JOB_CHECKPOINT_AGE, age, *job)
@@ -111,7 +111,7 @@ def _milliseconds(takeover: Takeover, phase: str) -> float:
 
 
 def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:
-    """Return the useful worker-seconds of the steps committed between two states of a coordinator; 0.0 if not timed.
+    """Return the useful worker-seconds of steps committed between two states of a coordinator; 0.0 if none was timed.
 
     Each worker that owns a cell counts in each of these steps with the newest step's duration, or the usual one if that
     is shorter. So pauses, spare workers, and repetitions in a step or after a return to a checkpoint do not count.

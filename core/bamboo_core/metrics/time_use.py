@@ -1,10 +1,10 @@
-"""The uses of a worker's time in its metrics, and the use that each span counts as. Standard library only."""
+"""The uses of a worker's time in its metrics, and a table of the use of each span. Standard library only."""
 
 from enum import StrEnum
 
 
 class TimeUse(StrEnum):
-    """A use of a worker's time. REHEARSAL: trial runs and checks while it waits. IDLE: other waits."""
+    """A use of a worker's time. REHEARSAL: trial runs and checks while the worker waits. IDLE: all other waiting."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -1,7 +1,7 @@
-"""The document of a job's page, the only data that server and browser share. Its own times are Unix seconds.
+"""The document of a job's page: all job data that reaches the browser, which selects and formats it.
 
-It holds the job's status from the API and, in `live`, from the coordinator, with other forms of times; the browser
-chooses what it shows, and formats it. Unknown values are null; the sentences in `unknown` say why.
+`status` is the job's status in the API's form, `live` the coordinator's; both have their own formats of times. Other
+times are Unix seconds. Unknown values are null; sentences in `unknown` tell the user which data is missing.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ OWNERS_ONLY = "Who runs which stage is as the status has it; what the workers ar
 
 
 class PageJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The job's name, its settings and epoch as a page shows them, and when the job and its timeline began."""
+    """A job's name, settings and epoch for its page, and the start times of the job and its timeline."""
 
     name: str
     namespace: str
@@ -91,8 +91,8 @@ def document(
     ended: ShownState | None = None,
     pools: Sequence[PoolCost] = (),
 ) -> Document:
-    """Return the document of a job's page. record: the job's timeline; None if the shell (operator or CLI) has not seen
-    it run. place: local or cluster. now: Unix seconds. ended: replaces the view's state if the run is over or starting.
+    """Return the document of a job's page. record: the job's timeline; None if this process (operator or CLI) has not
+    run it. place: local or cluster. now: Unix seconds. ended: replaces the view's state if the run is over or starting.
     """
     live, spec, written = view.live, view.spec, view.status
     state = ended or view.state

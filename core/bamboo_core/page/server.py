@@ -1,7 +1,7 @@
 """A job's page over HTTP: static files for everybody, the document for authorized callers. Read-only.
 
-The token comes in the URL's fragment, which browsers do not send; the page sends it with each request for the document.
-So another site can neither read the document nor have the browser request it.
+The token is in the URL's fragment, which browsers do not send; the page's script sends it in a header with each request
+for the document. So another site can neither read the document nor make the browser request it.
 """
 
 import asyncio
@@ -68,8 +68,8 @@ def answer(document: Document) -> web.Response:
 
 
 def refusal(status: int, sentence: str, **headers: str) -> web.Response:
-    """Return a refusal with a sentence for the user. headers: further HTTP headers, underscores for hyphens:
-    Retry_After.
+    """Return an error response with a sentence for the user. status: the HTTP status. headers: more HTTP headers, with
+    underscores for hyphens, such as Retry_After.
     """
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     body = msgspec.json.encode({"error": sentence})
@@ -83,7 +83,7 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 
 
 class LocalPage:
-    """The page of a run on this machine, on a port of 127.0.0.1. document: returns the current document."""
+    """The server of a local run's page, on 127.0.0.1. document: returns the current document. port: 0 picks one."""
 
     def __init__(self, document: Callable[[], Document], *, port: int = 0) -> None:
         self._document, self._port = document, port
@@ -93,7 +93,7 @@ class LocalPage:
         self._end_shown = asyncio.Event()
 
     async def start(self) -> str:
-        """Listen; return the page's URL with the token. Raises PageError if the port is not available."""
+        """Start serving; return the page's URL, including the token. Raises PageError if the port is not available."""
         try:
             sock = socket.create_server(("127.0.0.1", self._port))
         except OSError as error:

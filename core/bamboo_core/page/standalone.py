@@ -1,4 +1,4 @@
-"""The page as one file without a server: scripts, style and the job's document are inside."""
+"""A job's page as one HTML file that needs no server: it contains the scripts, the style and the job's document."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ POLICY = (
 
 
 def standalone_page(document: Document) -> str:
-    """Return the page that shows this document, as one file."""
+    """Return the text of an HTML file that shows this document without a server."""
     script, style = bundle(), _file("page.css")
     icon = "data:image/svg+xml;base64," + base64.b64encode(_file("icon.svg").encode()).decode()
     policy = POLICY.format(script=_digest(script), style=_digest(style))

@@ -1,4 +1,4 @@
-"""The timeline of a job for its page: bounded curves of steps, marks and events. The operator or the CLI records it."""
+"""A job's timeline for its page: curves, marks and events, limited in number. The operator or the CLI records it."""
 
 import time
 from collections import deque
@@ -17,13 +17,13 @@ Clock = Callable[[], float]
 
 
 def steady_clock() -> Clock:
-    """Return a clock in seconds since 1970 that never jumps: differences of readings are the time passed."""
+    """Return a clock in Unix seconds that never jumps: the difference of two readings is the time between them."""
     offset = time.time() - time.monotonic()
     return lambda: time.monotonic() + offset
 
 
 class StepFigures(NamedTuple):
-    """Measured figures of a step. None: unknown."""
+    """The loss, gradient norm and learning rate of a step or of a curve's point; None if unknown."""
 
     loss: float | None
     gradient_norm: float | None = None  # global, before clipping
@@ -31,7 +31,7 @@ class StepFigures(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A point of the job's curves."""
+    """A point of a job's curves, for one or more steps. at: Unix seconds when the last of them was recorded."""
 
     step: int  # the number of committed steps
     at: float
@@ -99,7 +99,7 @@ MARKED = {
 
 @dataclass(frozen=True, slots=True)
 class TimelineMark:
-    """A mark on the timeline: an event of the job."""
+    """A mark on the timeline: a notice, loss, takeover or restore of the job. at: Unix seconds."""
 
     at: float
     kind: TimelineKind
@@ -120,8 +120,8 @@ class JobTimeline:
         self._takeovers = 0
 
     def follow(self, step: int, figures: StepFigures, takeovers: Sequence[Takeover]) -> None:
-        """Record the progress. step: committed steps; fewer than before after a return to a checkpoint. figures: the
-        figures of the last step. takeovers: all takeovers so far, in order.
+        """Record new takeovers and, if steps were committed since the last call, the newest step's figures. step: the
+        number of committed steps; it falls when the job goes back to a checkpoint. takeovers: all so far, in order.
         """
         if step != self._step:
             if self._step is not None and step > self._step:
@@ -132,7 +132,7 @@ class JobTimeline:
         self._takeovers = len(takeovers)
 
     def add_event(self, emit: Emit) -> None:
-        """Record an event for the user, and a mark on the timeline if its reason has one (`MARKED`)."""
+        """Record an event for the user, and a mark on the timeline if the event's reason is in MARKED."""
         at = self.now()
         self.events.append((at, emit))
         if (kind := MARKED.get(emit.reason)) is not None:

@@ -60,12 +60,12 @@ def share_out(
     boundary: bool,
     elapsed: float = 0.0,
 ) -> Cells:
-    """Return the next plan's assignments, in which several workers share the microbatches of some cells as portions.
+    """Divide some cells' microbatches into portions for several workers. Return all assignments with the portions.
 
     A cell may be shared if its owner owns several cells or, until the end of the step, if its owner has changed within
-    the step. Workers with several devices have no portions. leaving: workers that get no new portions if others can
-    take them. present: workers that are not lost. boundary: the assignments take effect with a new step. elapsed: the
-    part of the current step that has passed, 0 to 1.
+    the step. Workers with several devices have no portions. plan: in force. cells, layouts: the next plan's. leaving:
+    workers that get no new portions if others can take them. present: workers that are not lost. boundary: whether the
+    next plan takes effect with a new step. elapsed: the part of the current step that has passed, 0 to 1.
     """
     if plan.device_layers:
         return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
@@ -112,7 +112,7 @@ def changed_cells(plan: Plan, old: Plan) -> set[Cell]:
 
 
 def is_settled(plan: Plan) -> bool:
-    """Return whether no cell has portions, except the cells of workers that own several cells."""
+    """Return whether each cell with portions belongs to a worker that owns several cells; True if no cell has any."""
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
     return not any(plan.at(cell).portions and owned[plan.at(cell).owner] == 1 for cell in plan.cells())
 
@@ -121,9 +121,9 @@ def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
     """Return the worker that keeps a copy of the gradient sums of a cell's finished groups: the nearest other owner of
     an earlier stage in its pipeline.
 
-    The last stage counts as the one before the first. None if that worker is in another zone, because traffic between
-    zones costs money, if workers have several devices, if one worker owns the whole pipeline, or if no other worker
-    holds the stage's state, so that none could continue.
+    The last stage counts as the one before the first. None if workers have several devices, if one worker owns the
+    whole pipeline, if no other worker holds the stage's state and so could continue, or if the keeper would be in
+    another zone, because traffic between zones costs money.
     """
     (d, s), stages, owner = cell, len(plan.stages), plan.at(cell).owner
     if plan.device_layers or plan.holders_of(s) == {owner}:
@@ -137,8 +137,8 @@ def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
 
 def kept_by(plan: Plan, new: WorkerId, present: Container[WorkerId], cell: Cell) -> WorkerId | None:
     """Return the worker from which a cell's new owner gets the gradient sums of finished groups: the old owner, else
-    its keeper. None if the old owner is lost and no keeper is left, the owner stays, the old plan has no such cell, or
-    workers have several devices. plan: the one before the change of owner. present: the workers that are left.
+    the cell's `keeper`. None if the old owner is lost and no keeper is left, the owner stays, the old plan lacks the
+    cell, or workers have several devices. plan: the old plan. new: the new owner. present: workers that are not lost.
     """
     if not plan.has(cell) or new == plan.at(cell).owner or plan.device_layers:
         return None
@@ -156,8 +156,8 @@ def _given_out(
 ) -> tuple[Portion, ...]:
     """Return a cell's next portions: `before`, but portions of workers not in `owners` are divided among `runners`.
 
-    load: the number of groups that each worker runs; it is updated. kept: how many of the first groups' sums the owner
-    is expected to have, so that it need not run them.
+    load: the number of groups that each worker runs; it is updated. kept: the number of first groups that the owner
+    need not run, because it probably has their sums.
     """
     if not before:
         return ()

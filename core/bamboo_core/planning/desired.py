@@ -18,7 +18,7 @@ Workers = dict[Cell, WorkerId]
 
 class Urgency(Enum):
     """The urgency of moving a leaving worker's cells. NONE: there is time to copy the state to a replacement. SOON:
-    there is time to finish the step. NOW: there is no time.
+    there may only be time to finish the step. NOW: there may not even be time for that.
     """
 
     NONE = auto()
@@ -59,8 +59,8 @@ class PlanningView:
         return self
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
-        """Return the workers that keep replicas of each stage of a pipeline. row: its workers by stage. A short
-        pipeline has fewer replicas than requested.
+        """Return the workers that keep replicas of each stage of a pipeline, the shadow first. row: the pipeline's
+        workers by stage. Leaving workers keep none; a short pipeline has fewer replicas than requested.
         """
         return replicas_in(row, self.redundancy.kept, self.live, self.leaving)
 
@@ -84,8 +84,8 @@ class PlanningView:
 
 def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     """Return the desired holders of each cell: the owner, the replicas (shadow first), and workers that need the state
-    for a new pipeline or a re-split. If the job keeps replicas, a cell with too few holders gets spare workers; if all
-    its holders are still on one node, one more elsewhere with room. A pipeline to be removed keeps its holders.
+    for a new pipeline or a re-split. If the job keeps replicas, spare workers join a cell with too few holders, and one
+    on another node joins if all holders are on one node. A pipeline to be removed keeps its holders.
     """
     plan = view.plan
     replacements, newcomers = replacement_owners(view), owners_of_new_rows(view)
@@ -121,8 +121,9 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
 
 
 def replacement_owners(view: PlanningView) -> Workers:
-    """Return new owners for a leaving worker's cells, and for all cells but one of a worker that owns several. Each is
-    a spare worker or, for a leaving worker's cell, another worker that stays. A cell without a candidate is absent.
+    """Return new owners for leaving workers' cells, and for all cells but one of each worker that owns several. A spare
+    worker that replicates the cell or nothing is chosen, else, if the owner leaves, another worker that stays. A cell
+    without a candidate is absent.
     """
     plan, spare = view.plan, view.spare()
     replacements: Workers = {}
@@ -221,9 +222,8 @@ def _fittest(view: PlanningView, spare: list[WorkerId], cell: Cell, owners: Mapp
 
 
 def _beside(view: PlanningView, cell: Cell, owners: Mapping[Cell, WorkerId]) -> set[str]:
-    """Return the failure domains that a cell's owner should avoid: those of the owners of nearby stages, as far as
-    replicas reach; or, with several pipelines and no replicas, those of the stage's owners in other pipelines. owners:
-    owners of cells, which take precedence over the plan's.
+    """Return the failure domains that a cell's owner should avoid: domains with owners of nearby stages, as far as
+    replicas reach, or, with several pipelines and no replicas, of the same stage. owners: override the plan's owners.
     """
     plan, depth = view.plan, len(view.plan.stages)
     reach = min(max(1, view.redundancy.kept), depth - 1)

@@ -1,12 +1,11 @@
-"""Gradient groups: the order in which a step's gradients are summed, so that any number of pipelines gives the same
-sum.
+"""Gradient groups: an order of summing a step's gradients that gives the same sum with any number of pipelines.
 
 Floating-point sums depend on their order. So a step's microbatches are divided into consecutive groups. Within a group
 gradients are added in the order of the microbatches; the groups' sums are added as a binary tree, each half before the
 whole. A pipeline runs whole groups. It sends the sums of the largest tree nodes inside its share, and the other
 pipelines add these to theirs: the same additions, whichever pipeline does them. It sends each sum as soon as it is
-final, so only the last one costs time after the step's computing. With 64 groups a power of two of pipelines sends one
-sum each, and any other number at most five.
+final, so only the last one costs time after the step's computing. With 64 groups, a pipeline sends one sum if the
+number of pipelines is a power of two, and otherwise at most five.
 
 The sums are in fp32. The final gradients may be rounded.
 """
@@ -36,8 +35,8 @@ def group_bounds(microbatches: int, groups: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def pipeline_shares(groups: int, pipelines: int) -> tuple[SumNode, ...]:
-    """Return the groups of each pipeline. The longest share is as short as possible. Within this limit each `end` is
-    divisible by as high a power of two as possible, so that the share consists of few nodes of the tree.
+    """Return each pipeline's share of the groups. The longest share is as short as possible. Within this limit each
+    `end` is divisible by as high a power of two as possible, so that the share consists of few nodes of the tree.
     """
     longest, ends = -(-groups // pipelines), [0]
     for left in range(pipelines - 1, 0, -1):  # shares after this one
@@ -69,7 +68,7 @@ def most_microbatches(training: TrainingSpec, pipelines: int) -> int:
 
 def halves(node: SumNode, groups: int) -> tuple[SumNode, SumNode]:
     """Return the two nodes whose sums add up to the sum of a node with several groups. The whole step's node has
-    nearly equal halves; in others the left half has the largest power of two below the node's number of groups.
+    nearly equal halves; in other nodes the left half has the largest power of two below the node's number of groups.
     """
     size = node.end - node.first
     middle = node.first + (size // 2 if size == groups else 1 << (size - 1).bit_length() - 1)
@@ -109,8 +108,8 @@ def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
 
 @lru_cache(maxsize=4096)
 def sums_finished(groups: int, pipelines: int) -> frozenset[tuple[float, ...]]:
-    """Return, for each pipeline, the fractions of its groups after which the sums that it sends are finished, in order;
-    the last is 1. Equal pipelines are given once.
+    """Return, for each pipeline, the fraction of its groups that it has run when each sum that it sends is finished, in
+    order; the last fraction is 1. Pipelines with equal fractions appear once.
     """
     return frozenset(
         tuple((node.end - share.first) / (share.end - share.first) for node in nodes_of(share, groups))
@@ -134,7 +133,7 @@ def tree_sum(sums: Mapping[SumNode, T], groups: int) -> T:
 
 
 def share_of(microbatches: Sequence[int], bounds: Sequence[int]) -> SumNode:
-    """Return the groups of these microbatches. Raises ValueError if they are not consecutive and whole groups."""
+    """Return the groups of these microbatches. Raises ValueError unless they are consecutive and form whole groups."""
     if not microbatches or list(microbatches) != list(range(microbatches[0], microbatches[-1] + 1)):
         raise ValueError("a pipeline's microbatches are not consecutive")
     if microbatches[0] not in bounds or microbatches[-1] + 1 not in bounds:

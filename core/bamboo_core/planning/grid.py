@@ -71,15 +71,15 @@ def _too_many(layers: int, topology: TopologySpec, stages: int, devices: int) ->
 
 
 def grouped(ranges: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:
-    """Merge each `count` adjacent ranges of layers into one."""
+    """Merge every `count` adjacent ranges of layers into one."""
     return tuple(pairwise([ranges[0][0], *(end for _, end in ranges[count - 1 :: count])]))
 
 
 def _costliest(total: Sequence[float], stages: int, end: int, high: float) -> float:
     """Return the least possible cost of the costliest of `stages` stages, for the layers before `end`.
 
-    Bisection in which both ends move to costs that a stage can have, so the result is exact. high: a cost that is known
-    to suffice.
+    Bisection in which both ends move to costs that a stage can have, so the result is exact. total: prefix sums of the
+    layers' costs. high: a cost that is known to suffice.
     """
     low = total[end] / stages * (1 - 1e-12)
     while low < high:
@@ -127,8 +127,8 @@ def make_layout(
 def assignments(
     row: Sequence[WorkerId], redundancy: RedundancySpec, peers: Mapping[WorkerId, Peer] = MappingProxyType({})
 ) -> tuple[Assignment, ...]:
-    """Return the assignments of a pipeline. row: the worker of each stage. peers: known workers, whose nodes and zones
-    influence which workers keep replicas.
+    """Return the assignments of a pipeline's cells. row: the worker of each stage. peers: known workers, whose nodes
+    and zones influence which workers keep replicas.
     """
     kept = replicas_in(row, redundancy.kept, peers)
     return tuple(Assignment(owner=worker, replicas=replicas) for worker, replicas in zip(row, kept, strict=True))
@@ -146,8 +146,8 @@ def initial_plan(
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE,
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
 ) -> Plan:
-    """Return the plan with which training starts, or continues from a checkpoint or a re-split's state. peers: a worker
-    for each cell, or more; the others are spare. stages: the layers of each. epoch: the plan's epoch and origin.
+    """Return the plan with which training starts, or continues from a checkpoint or a re-split's state. peers: at least
+    one worker per cell; the rest are spare. stages: the layers of each stage. epoch: the plan's epoch and origin.
     restore: the state to start from; None: the initial state. spread: decides which workers are neighbours.
     """
     depth, known = len(stages), {p.worker: p for p in peers}
@@ -192,7 +192,7 @@ def _arranged(
 
 
 def _nodes_covered(rows: Sequence[Sequence[Assignment]], peers: Mapping[WorkerId, Peer]) -> str:
-    """Return the part of the plan's message on whether any node may be lost; "" if no node has several workers."""
+    """Return the message's part on whether the job can lose any one node; "" if no node has several workers."""
     if not share_nodes(tuple(peers.values())):
         return ""
     held = [{peers[w].failure_domain for a in cells for w in a.holders} for cells in zip(*rows, strict=True)]
@@ -203,8 +203,8 @@ def _nodes_covered(rows: Sequence[Sequence[Assignment]], peers: Mapping[WorkerId
 
 
 def _zones_covered(rows: Sequence[Sequence[Assignment]], zones: Mapping[WorkerId, str]) -> str:
-    """Return the part of the plan's message on how many zones may be lost at once: one fewer than the zones of the
-    stage that is held in the fewest. It is "" if all holders are in one zone.
+    """Return the message's part on how many zones the job can lose at once; "" if all holders are in one zone. The
+    number is one less than the fewest zones in which any stage has holders.
     """
     held = [{zones[w] for a in cells for w in a.holders} for cells in zip(*rows, strict=True)]
     known = len(set().union(*held))

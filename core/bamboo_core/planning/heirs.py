@@ -2,8 +2,8 @@
 
 The tensors that two adjacent stages have sent to each other are lost if both owners are lost. So one new owner must not
 have to repeat a step that the other has already left behind. A worker applies the steps of all its replicas together,
-so one heir of both stages has them at the same version. If losses may leave adjacent stages without a common heir
-(`heirs_may_differ`), no step is committed before all replicas can reach the version after it.
+so one heir of both stages has both states at the same version. If losses may leave adjacent stages without a common
+heir (`heirs_may_differ`), no step is committed before all replicas can reach the version after it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -36,8 +36,8 @@ def heirs_of(run: Sequence[Cell], candidates: Callable[[Cell], list[WorkerId]]) 
 
 
 def home(owned: list[Cell], stages: int) -> Cell:
-    """Return the cell that a worker keeps when it gives its other cells away: the first of its last run of adjacent
-    stages in its first pipeline, because it has taken over the stages after its own. owned: all its cells.
+    """Return the cell that a worker keeps when it gives its other cells away. In its first pipeline, this is the first
+    cell of the last run of adjacent stages, since workers take over the stages after their own. owned: all its cells.
     """
     first = min(c.pipeline for c in owned)
     mine = {c.stage for c in owned if c.pipeline == first}
@@ -48,7 +48,7 @@ def home(owned: list[Cell], stages: int) -> Cell:
 def heirs_may_differ(plan: Plan) -> bool:
     """Return whether losing as many nodes as there are replicas can leave adjacent lost stages without a common heir.
 
-    A node is lost with all its workers. Where each node has one worker, nodes are workers.
+    A node is lost with all its workers. A worker on an unknown node counts as a node of its own.
     """
     domains = domains_of(plan)
     return any(_may_differ(row, domains) for row in plan.pipelines)
@@ -73,11 +73,10 @@ def _may_differ(row: Sequence[Assignment], domains: Mapping[WorkerId, str]) -> b
 def level_counts(
     plan: Plan, synced: Synced, present: Set[WorkerId], lost_with: Mapping[WorkerId, str]
 ) -> dict[Cell, int]:
-    """Return for each cell how many workers, or nodes, hold its state in sync: owner, replicas and other pipelines'
-    owners.
+    """Return how many workers or nodes hold each cell's state in sync, including other pipelines' owners of the stage.
 
     present: the workers that count, without lost workers and workers that have not reconnected to a restarted
-    coordinator. lost_with: the failure domain of each holder, itself or its node.
+    coordinator. lost_with: what to count for each holder: its own name for workers, its failure domain for nodes.
     """
     common = [
         {lost_with[w] for w in owners if w in present}

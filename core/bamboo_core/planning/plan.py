@@ -1,8 +1,8 @@
-"""The plan: which workers hold what, and how a step's microbatches are split. Frozen; only the coordinator makes plans.
+"""The plan: the workers of each cell, and the split of a step's microbatches. Frozen; only the coordinator makes plans.
 
 Two parts change separately. The *assignment* (who owns and who replicates each cell) changes with the epoch, even in
-the middle of a step. The *layout* (how many pipelines, which microbatches each runs) has its own generation and is
-switched only by the commit of a step, so no step changes its split midway.
+the middle of a step. The *layout* (how many pipelines, which microbatches each runs) has its own generation and
+changes only at the commit of a step, so no step changes its split midway.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def runners(self) -> tuple[WorkerId, ...]:
-        """The owner, and the workers of portions."""
+        """The owner, then the worker of each portion; a worker may be listed several times."""
         return (self.owner, *(portion.worker for portion in self.portions))
 
     def is_run_as(self, other: "Assignment") -> bool:
@@ -121,7 +121,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class OwnerSpread(NamedTuple):
-    """The number of places (workers, nodes or zones) over which each stage's owners in all pipelines are spread."""
+    """The spread of each stage's owners in all pipelines over places of one kind: workers, nodes or zones."""
 
     least: int  # the places of the stage with the fewest
     places: int  # the places of all workers
@@ -170,7 +170,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return _grid(len(self.pipelines), len(self.stages))
 
     def has(self, cell: Cell) -> bool:
-        """Return whether the plan has that cell. The numbers may be any, such as from another worker's message."""
+        """Return whether the plan has that cell; its numbers may be any integers, as in another worker's message."""
         return 0 <= cell.pipeline < len(self.pipelines) and 0 <= cell.stage < len(self.stages)
 
     def owned_by(self, worker: WorkerId) -> list[Cell]:
@@ -240,7 +240,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @cached_property
     def owner_spread(self) -> tuple[OwnerSpread, ...]:
-        """The spread of the owners of the target layout's stages over workers, failure domains and zones."""
+        """The spread of each stage's owners in the target layout over workers, failure domains and zones."""
         rows = [[assignment.owner for assignment in row] for row in self.pipelines[: self.target.pipelines]]
         return owner_spread(rows, self._peers)
 
@@ -373,8 +373,8 @@ def _group_problems(layout: Layout) -> list[str]:
 
 
 def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
-    """Return why a reported plan cannot be this job's; empty if it can. Takes any plan, however malformed. The bounds
-    of `spec.elastic` are no reason: an edit may have changed them while the job is still adapting.
+    """Return the reasons why a reported plan cannot be this job's; empty if it can. Takes any plan, however malformed.
+    Does not check the bounds of `spec.elastic`: an edit may have changed them while the job is still adapting.
     """
     microbatches = spec.training.microbatches
     problems = []

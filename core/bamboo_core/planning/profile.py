@@ -1,4 +1,4 @@
-"""Profiles: the input of a simulation, a model's layers measured on one kind of machine, with its network and storage.
+"""Profiles, the input of simulations: figures of a model's layers on one kind of machine, its network and storage.
 
 A profile is a JSON file, written by `bamboo profile` or by hand; docs/simulator.md describes it. Every group of numbers
 names its source. Times are seconds, sizes bytes, bandwidths bytes per second.
@@ -40,7 +40,7 @@ Usd = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class ProfileError(ValueError):
-    """Error for a profile that is invalid; its message is one sentence that names the file."""
+    """Error because a profile is missing, invalid or unsuitable; its message is one sentence for the user."""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -73,8 +73,8 @@ class Network(_Part, frozen=True, kw_only=True):
     latency: Seconds = 0.0  # until the first byte of a message has arrived
 
     def link(self, size: float) -> float:
-        """Return the bandwidth, in bytes per second, for frames of that size between two workers. Large frames count as
-        travelling FLOWS_PER_LINK at a time; a large frame that travels alone takes longer.
+        """Return the bandwidth between two workers, in bytes per second, for frames of `size` bytes. It assumes that
+        large frames travel FLOWS_PER_LINK at a time; a large frame that travels alone takes longer.
         """
         return min(self.machine, FLOWS_PER_LINK * self.flow) if size >= LARGE_BODY else self.flow
 
@@ -208,7 +208,7 @@ _DECODER = msgspec.json.Decoder(ModelProfile, strict=True)
 
 
 def parse_profile(path: str, text: bytes | str) -> ModelProfile:
-    """Parse and check a profile. path: for messages. Raises ProfileError with the path and what was expected where."""
+    """Parse and check a profile. path: for messages. Raises ProfileError with the path and the first problem."""
     try:
         profile = _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Pipelines as rings of workers: which workers are neighbours, and which keep whose replicas. Pure.
+"""Pipelines as rings of workers: the order of the workers, and the choice of workers that keep replicas. Pure.
 
 The worker before a stage's owner computes the stage's inputs, so it is the stage's shadow; the first stage's shadow is
 the last stage's owner. Further replicas go to the workers before that one, so that several neighbours may be lost at
@@ -26,8 +26,8 @@ Goal = tuple[Mapping[WorkerId, str], int]  # the place of each worker, and the n
 def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> Row:
     """Choose and order `size` workers so that neighbours are in different zones where possible.
 
-    Greedy: the next worker comes from the zone with the most workers left among zones that have none of the last
-    `apart` workers, else from the zone of the farthest of these. Nodes within a zone are chosen in the same way.
+    Greedy: the next worker comes from a zone with none of the last `apart` workers (the one with most workers left),
+    else from the zone that was chosen longest ago. Nodes within a zone are chosen in the same way.
     """
     left: dict[str, dict[str, Row]] = {}
     for peer in peers:
@@ -77,8 +77,8 @@ def rows(
 
 
 def are_apart(spread: Iterable[OwnerSpread], copies: int) -> bool:
-    """Return whether each stage's owners in all pipelines are at least `copies` + 1 workers, on as many nodes and in as
-    many zones, or on all nodes and in all zones if there are fewer. spread: of workers, nodes and zones.
+    """Return whether each stage's owners in all pipelines are spread over at least `copies` + 1 workers, nodes and
+    zones, or over all of them if there are fewer. spread: as from `owner_spread`.
     """
     return all(one.least >= min(copies + 1, one.places) for one in spread)
 
@@ -92,8 +92,8 @@ def _without_zones(peers: Sequence[Peer]) -> list[Peer]:
 
 
 def dealt(peers: Sequence[Peer], depth: int, pipelines: int) -> list[Row]:
-    """Return a row for each pipeline, its workers by stage, with as few neighbours on one node as possible. The largest
-    number of workers from one node is minimal; a node's workers go to the pipelines in turn, at every other stage.
+    """Choose and arrange the workers of each pipeline, by stage, with as few neighbours on one node as possible. The
+    largest number of workers of one node is minimal. A node's workers go to pipelines in turn, at every other stage.
     """
     nodes: dict[str, Row] = {}
     for peer in peers:
@@ -157,8 +157,8 @@ def _apart(peers: Row, size: int) -> Row:
 def _arranged(
     order: Sequence[Peer], peers: Sequence[Peer], depth: int, pipelines: int, replicas: int
 ) -> tuple[Crowding, tuple[Crowding, ...], list[list[WorkerId]]]:
-    """Return two keys to compare rings by, and the rows cut from the ring. The keys: `_crowding`'s counts for
-    nodes, summed over the rows; each row's `_crowding`.
+    """Cut a ring into one row per pipeline, and return two keys to compare rings, then the rows. The keys, where less
+    is better: `_crowding`'s counts for nodes, summed over the rows; each row's `_crowding`.
     """
     made: list[Row] = []
     used = {p.worker for p in order}
@@ -173,8 +173,8 @@ def _arranged(
 
 
 def close_ring(row: list[Peer], spare: Sequence[Peer], replicas: int = 1) -> list[Peer]:
-    """Return the row with its last worker swapped for another of the row or a spare one, if fewer neighbours then share
-    nodes and zones: the ring's ends are neighbours too. Otherwise return the row itself.
+    """Return the row with its last worker exchanged for another of the row or a spare one, if that lowers `_crowding`:
+    the last worker and the first are neighbours too. Otherwise return the row itself.
     """
     if len({peer.zone for peer in (*row, *spare)}) <= 1 and not share_nodes((*row, *spare)):
         return row  # all workers are alike
@@ -226,7 +226,7 @@ def replicas_in(
     row: Sequence[WorkerId], count: int, peers: Mapping[WorkerId, Peer], leaving: Container[WorkerId] = ()
 ) -> tuple[tuple[WorkerId, ...], ...]:
     """Return the workers of a pipeline that keep replicas of each stage, the shadow first; fewer than `count` if the
-    pipeline has too few others. leaving: workers that keep none.
+    pipeline has too few other workers. leaving: workers that keep none.
 
     They are the nearest predecessors in the ring, so that each worker keeps equally many. If these are on too few nodes
     or, with several replicas, in too few zones, other workers with at most one extra replica each are chosen, provided

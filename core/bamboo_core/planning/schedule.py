@@ -1,10 +1,10 @@
-"""The schedule as data: what a cell does in a step, and in which order. The engine runs it, the simulator times it.
+"""The schedule as data: the instructions of a cell in a step, in order. The engine runs them, the simulator times them.
 
 The order inside a cell is fixed, as it fixes the order of floating-point sums; cells wait only for tensors. In 1F1B of
 PipeDream-Flush (Narayanan et al., 2021) the warm-ups of two neighbours differ by one forward, so two microbatches share
 one round trip to the next stage, and each costs one transfer's time. Here warm-ups differ by two ("eager 1F1B", Zhuang
 et al., On Optimizing the Communication of Model Parallelism, 2023), so three microbatches share a round trip while
-others are computed: a transfer of up to half a forward and backward costs nothing.
+others are computed: a transfer that takes at most half as long as a forward and a backward costs nothing.
 
 ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024) has the same order of forwards and backwards, but computes the
 weights' gradients, which no other stage waits for, later. A stage then has work at the end of the step, while the
@@ -60,7 +60,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class SendPartialSum:
-    """An instruction to send the cell's owner the gradient sum of a portion of its microbatches."""
+    """An instruction to send the gradient sum of a portion of a cell's microbatches to the cell's owner."""
 
     portion: Range
 
@@ -74,7 +74,7 @@ class AddPartialSums:
 
 @dataclass(frozen=True, slots=True)
 class ScatterGradients:
-    """An instruction to send each other owner of this stage its chunk of a bucket of the sum over `node`'s groups."""
+    """An instruction to send one bucket of the sum over `node`'s groups: to each other owner of the stage its chunk."""
 
     node: SumNode
     bucket: int = 0
@@ -114,8 +114,8 @@ class SyncReplicas:
 @dataclass(frozen=True, slots=True)
 class ReportReady:
     """An instruction to report to the root that this cell has finished the step. It waits until replicas in sync, and
-    sometimes new ones, hold the state before the step. If workers that repeat the step might lack tensors, it waits
-    until those in sync can reach the state after it.
+    some new ones, hold the state before the step. If workers that repeat the step might lack tensors, it also waits
+    until the replicas in sync can reach the state after the step.
     """
 
 
@@ -157,8 +157,8 @@ def zb_h1(stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed
 
     With fewer than 2 * (stages - 1) microbatches the delay is s, so that fewer weight gradients are left for the end.
 
-    Every stage then has at most as many microbatches in flight, including those that only wait for their weight
-    gradients, as the first stage has in 1F1B: `2 * stages - 1`. The first stage postpones nothing.
+    Every stage has at most `2 * stages - 1` microbatches in flight, including microbatches that only wait for their
+    weight gradients, as many as the first stage has in 1F1B. The first stage postpones nothing.
     """
     ahead = AHEAD if len(microbatches) >= (stages - 1) * AHEAD else 1
     delay = stage * ahead
@@ -178,7 +178,7 @@ def zb_h1(stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed
 
 
 def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
-    """Return the program with each whole backward's weight gradients after the next backward's input gradients.
+    """Return the program with the weight gradients of each Backward computed after the next one's input gradients.
 
     This is for a cell that is taken over in the middle of a step: other workers wait for its repeated tensors, but not
     for weight gradients. One more microbatch is in flight, with its weight gradients.
@@ -248,8 +248,8 @@ class StageOrder:
 
 
 def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
-    """Return a cell's share of the instructions to evaluate `batches` batches. They run first in a step, on the
-    state that the previous step left.
+    """Return the instructions with which a cell evaluates its pipeline's share of `batches` batches. They run first in
+    a step, on the state that the previous step left.
     """
     d, pipelines = cell.pipeline, layout.pipelines
     return [Evaluate(m) for m in range(batches * d // pipelines, batches * (d + 1) // pipelines)]
@@ -269,8 +269,8 @@ def portion_program(
 
 
 def with_early_sums(steps: Sequence[Instruction], sums: Mapping[int, SumNode], buckets: int) -> list[Instruction]:
-    """Insert the sending of finished sums into a cell's instructions: each sum is sent directly after the last one of
-    its last microbatch, so that it is on its way while later ones are computed; in a shared cell at the end.
+    """Insert instructions that send finished sums into a cell's instructions. A sum is sent right after the last
+    instruction of its last microbatch, while later microbatches are computed; in a cell with portions, at the end.
 
     sums: the nodes of the sums, by their last microbatch.
     """
@@ -284,9 +284,9 @@ def with_early_sums(steps: Sequence[Instruction], sums: Mapping[int, SumNode], b
 def reduction(last: Instruction, node: SumNode, buckets: int) -> list[Instruction]:
     """Return the instructions that sum gradients over the pipelines, after a step's forwards and backwards.
 
-    A bucket of layers is sent as soon as it is final: a last whole backward runs bucket by bucket, and while one bucket
-    is computed the previous one is sent, and the one before that is summed. last: the instruction before these: a
-    backward, or one of a shared cell. node: the cell's last sum; its earlier ones have been sent (`with_early_sums`).
+    A bucket of layers is sent as soon as it is final. If `last` is a whole Backward, it runs bucket by bucket: while
+    one bucket is computed, the previous one is sent, and the one before that is summed. last: the instruction before
+    these. node: the cell's last sum; its earlier ones have been sent (`with_early_sums`).
     """
     rest = [BackwardRest(last.microbatch)] if type(last) is Backward else []
     steps: list[Instruction] = [ScatterGradients(node)]
@@ -305,8 +305,8 @@ def program(
     buckets: int = 1,
 ) -> list[Instruction]:
     """Return a cell's instructions for a whole step, without evaluation. tied: the stage has parameters that other
-    stages hold too. portions: the microbatches of each worker that shares the cell, if any; then `portion_program` runs
-    these, and this program begins by adding their sums. buckets: number of buckets of the stage's gradients.
+    stages hold too. portions: the microbatches of each worker that shares the cell, if any; this program then begins by
+    adding the sums of their `portion_program`s. buckets: number of buckets of the stage's gradients.
     """
     steps: list[Instruction] = [AddPartialSums(tuple(portions))]
     if not portions:

@@ -20,7 +20,7 @@ class SpotSchedule:
     early: Collection[int] = EARLY  # steps in which every stage is checked, before the intervals apply
 
     def interval(self, layout: Layout) -> int:
-        """Return the number of steps within which each stage is checked once: more if a step has few microbatches."""
+        """Return the number of steps between two checks of a stage: more if pipelines run few microbatches per step."""
         fewest = min(map(len, layout.split))
         return next((steps for steps in INTERVALS if steps * fewest >= MICROBATCHES), INTERVALS[-1])
 
@@ -38,8 +38,8 @@ class SpotSchedule:
 
 
 def checker(plan: Plan, cell: Cell) -> WorkerId:
-    """Return the worker that recomputes a cell's microbatch: another holder of the stage's state, preferably one that
-    runs no cell, then a replica of the cell, then an owner in another pipeline; the owner itself if there is no other.
+    """Return the worker that recomputes a cell's microbatch: another holder of the stage's state; the owner if none is
+    left. Order of preference: workers that own no cell, replicas of the cell, owners in other pipelines.
     """
     owner, pipelines = plan.at(cell).owner, len(plan.pipelines)
     same = [Cell((cell.pipeline + d) % pipelines, cell.stage) for d in range(pipelines)]

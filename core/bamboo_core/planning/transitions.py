@@ -1,13 +1,13 @@
-"""The next plan, for takeovers, draining, new replicas, healing, and another number of pipelines, schedule or mode.
+"""Makers of the next plan: takeovers, draining, replicas, healing, changes of pipelines, schedule and redundancy mode.
 
 Level-triggered: every function looks only at the current state and proposes at most one next plan. Ownership moves only
-to a worker that already holds a usable state of the stage, so any proposal can be obeyed in the middle of a step.
+to a worker that already holds a usable state of the stage, so workers can obey any proposal in the middle of a step.
 
-`resize` leads to another number of pipelines of the same stages, or to another schedule, and never disturbs a step.
-Growing first fills the newcomers as additional replicas, then adds their row at a step boundary. Shrinking takes the
-microbatches away from the last rows at a step boundary; the same plan makes their workers replicas in remaining rows,
-where they can replace workers that leave or own several cells. Old rows and layouts go once a step is committed under
-the new layout: until then workers may have to finish a step under the old one. A change of schedule works the same.
+`resize` changes the number of pipelines or the schedule, with the same stages, and never disturbs a step. To grow, the
+workers of a new pipeline first become additional replicas; then the pipeline is added at a step boundary. To shrink,
+the last pipelines lose their microbatches at a step boundary; the same plan makes their workers replicas in remaining
+pipelines, where they can replace workers that leave or own several cells. Old pipelines and layouts are dropped once a
+step is committed under the new layout: until then workers may have to finish a step under the old one.
 """
 
 from collections import Counter
@@ -68,9 +68,9 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
 def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
     """Return the workers that may take over a cell, best first.
 
-    First come workers with a replica in sync: of the cell or, if idle, of the stage in any pipeline. They are sorted:
-    staying before leaving, then by nodes (those without lost or leaving workers come first), then idle before others.
-    The stage's other owners and the workers that report its state follow, sorted by nodes in the same way.
+    First come workers with an in-sync replica of the cell, and spare workers with one of the stage in any pipeline:
+    staying before leaving workers, then workers outside the failure domains of lost or leaving ones, then spare ones.
+    The stage's other owners and the workers that report its state follow, also sorted by failure domain.
     """
     plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
@@ -84,7 +84,7 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
 
 def improve(view: PlanningView) -> Plan | None:
     """Return the next plan towards the desired holders: add missing replicas, else move cells to desired owners in
-    sync, else end portions, else drop and reorder replicas. None if nothing has to change, or can change yet.
+    sync, else end portions, else drop and reorder replicas. None if no change is needed or possible yet.
     """
     plan, lacks = view.plan, _lacks(view)
     cells = {c: plan.at(c) for c in plan.cells()} if lacks.replicas or not lacks.is_settled else {}
@@ -104,8 +104,8 @@ def improve(view: PlanningView) -> Plan | None:
 
 @dataclass(frozen=True, slots=True)
 class _Lacks:
-    """The differences between the plan's holders and the desired ones, by cell. replicas: desired holders without
-    the state. owners: the desired owners where they differ. order: the desired replicas, where only these differ.
+    """The differences between the plan's holders and the desired ones, by cell. replicas: desired holders that the plan
+    lacks. owners: desired owners that differ. order: desired replicas that differ, of cells with the desired owner.
     """
 
     replicas: Mapping[Cell, tuple[WorkerId, ...]]
@@ -139,9 +139,9 @@ def _found_lacking(view: PlanningView) -> _Lacks:
 
 
 def drain(view: PlanningView) -> Plan | None:
-    """Return the plan that moves leaving workers' cells to in-sync replicas, at the next step boundary, or now if a
-    worker cannot wait. If there is time, wait for a spare worker to be filled, so that no worker has to run two stages.
-    None if no worker leaves, or if nothing can move yet.
+    """Return the plan that moves leaving workers' cells to in-sync replicas: at the next step boundary, or now if a
+    worker cannot wait. If there is time, wait until a spare worker has the state, so that no worker has to run two
+    stages. None if no worker leaves, or if no cell can move yet.
     """
     if not view.leaving:
         return None
@@ -200,8 +200,8 @@ def switch_mode(view: PlanningView) -> Plan | None:
 
 
 def _trim(view: PlanningView, lacks: _Lacks) -> Plan | None:
-    """Return a plan in which each cell whose wanted replicas are all in sync keeps only these, in the wanted order (the
-    shadow first). Return None if there is no such cell.
+    """Return the plan that drops and reorders replicas: each cell whose desired replicas are all in sync keeps only
+    these, the shadow first. None if no cell changes.
     """
     ripe = {cell: kept for cell, kept in lacks.order.items() if all((cell, w) in view.synced for w in kept)}
     if not ripe:
@@ -221,8 +221,8 @@ def next_plan(
     boundary: bool = False,
     layouts: tuple[Layout, ...] | None = None,
 ) -> Plan:
-    """Return the next epoch's plan: the one in force with these assignments, and layouts if given. `share_out` adds the
-    portions.
+    """Return the next epoch's plan: the plan in force with these assignments, and with these layouts if given.
+    `share_out` adds the portions.
     """
     plan = view.plan
     known = layouts or plan.layouts
@@ -246,7 +246,7 @@ def next_plan(
 
 def resize(view: PlanningView) -> Plan | None:
     """Return the plan that starts a change of the number of pipelines or of the schedule. None if no change is
-    requested, while an earlier one is unfinished, or until enough spare workers hold the states of new pipelines.
+    requested, if an earlier one is unfinished, or if too few spare workers hold the states of new pipelines yet.
     """
     plan = view.plan
     if len(plan.layouts) > 1:
@@ -306,7 +306,7 @@ def _shrink(view: PlanningView) -> Plan:
 
 
 def _most_needy(view: PlanningView, stage: int, pipelines: int) -> Cell:
-    """Return the stage's first cell with an owner that leaves or owns several cells; else its cell in pipeline 0."""
+    """Return the first of the stage's cells whose owner leaves or owns several cells; else its cell in pipeline 0."""
     cells = [Cell(d, stage) for d in range(pipelines)]
     owner = {c: view.plan.at(c).owner for c in cells}
     return next((c for c in cells if owner[c] in view.leaving or len(view.plan.owned_by(owner[c])) > 1), cells[0])
@@ -319,7 +319,7 @@ def _layouts(view: PlanningView, pipelines: int) -> tuple[Layout, ...]:
 
 
 def drop_old_layouts(view: PlanningView) -> Plan | None:
-    """Return the plan without old layouts and rows; None without any, or until a step is committed under the newest."""
+    """Return the plan without old layouts and pipelines; None if it has none or the newest layout has no commit yet."""
     plan = view.plan
     if len(plan.layouts) == 1 or view.generation < plan.target.generation:
         return None

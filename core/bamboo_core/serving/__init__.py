@@ -1,1 +1,1 @@
-"""Ports that callers cannot exhaust: listener, limits, and this process's file descriptors."""
+"""Server ports that callers cannot exhaust: the listener, its limits, and the process's file descriptors."""

@@ -1,5 +1,5 @@
 """File descriptors: the process's limit, and the shares of its callers. Every connection takes one. A process without
-free ones can neither be reached nor reach the API server, so unknown callers get only a share.
+free descriptors can neither be reached nor reach the API server, so unknown callers get only a share.
 """
 
 import resource
@@ -31,7 +31,7 @@ class DescriptorShares:
 
     @classmethod
     def of(cls, limit: int, reserved: int) -> "DescriptorShares":
-        """Divide `limit` descriptors; each share is at least LEAST_SHARE. reserved: for the API server, files, logs."""
+        """Return shares of `limit` descriptors, each at least LEAST_SHARE. reserved: for API server, files and logs."""
         free = max(0, limit - reserved)
         unauthenticated, visitors = max(LEAST_SHARE, min(2048, free // 4)), max(LEAST_SHARE, min(512, free // 8))
         return cls(

@@ -1,9 +1,9 @@
-"""A port for an aiohttp application that callers cannot exhaust.
+"""A listener for an aiohttp application whose connections callers cannot exhaust.
 
 aiohttp's own sites accept every connection, wait a minute for a TLS handshake, and longer for a request. Here both have
 to arrive within seconds, idle connections are closed, and unauthenticated callers get only a share of the connections.
-A caller that holds half-open or idle connections must not keep others out, and one with many connections must not
-displace others': if there is no room, the address with the most idle connections loses its oldest.
+If that share is used up, the listener closes the oldest idle connection of the network with the most idle connections.
+So neither idle or half-open connections nor one caller with many connections can keep other callers out.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ K = TypeVar("K")
 
 
 def network_of(host: str) -> str:
-    """Return the network that identifies a caller: its IPv4 address, or the 64-bit network of its IPv6 address, since
-    one host may use every address in that. Text that is no address is returned as it is.
+    """Return the network that identifies a caller: its IPv4 address, or the /64 network of its IPv6 address, as one
+    host may use every address in that network. A host that is no address is returned unchanged.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -62,8 +62,8 @@ class UnauthenticatedConnections(Generic[K]):
         return key in self._unauthenticated
 
     def admit(self, key: K, host: str) -> K | None:
-        """Add a caller. Return the connection to close for it; None if there is room. If there is none, and all others
-        are being served, do not add the caller, and return its own connection.
+        """Add a caller. Return the connection to close for it; None if there is room. If all others are being served
+        and leave no room, do not add the caller, and return its own connection.
         """
         leaving = self.evict() if len(self._unauthenticated) >= self._room else None
         if len(self._unauthenticated) >= self._room:
@@ -118,9 +118,9 @@ QUIET_SECONDS = 60.0  # between two warnings of the same kind
 class ConnectionBounds:
     """The limits of a listener.
 
-    unauthenticated, known: the most connections of unauthenticated and of authenticated callers. request: seconds for
-    the TLS handshake and a request's headers, together. idle: seconds for reading a response, and until the next
-    request.
+    unauthenticated: the most connections of unauthenticated callers. known: of authenticated ones; the listener only
+    reports when it is reached (`BoundedListener.full`). request: seconds for the TLS handshake and a request's headers,
+    together. idle: seconds for reading a response, and until the next request.
     """
 
     unauthenticated: int
@@ -154,7 +154,7 @@ class BoundedListener:
         app.middlewares.append(self._serve)
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen; return the port. Raises OSError; stop() must be called even then."""
+        """Start to listen, and return the port. Raises OSError; stop() must be called even then."""
         loop = asyncio.get_running_loop()
         self._runner = runner = web.AppRunner(
             self._app, access_log=None, logger=_RequestLog(self.warn), shutdown_timeout=REQUESTS_END_SECONDS
@@ -170,7 +170,7 @@ class BoundedListener:
         return bound
 
     async def stop(self) -> None:
-        """Stop accepting connections and close all. May be called again, or without a start."""
+        """Stop accepting connections, and close all. May be called repeatedly, and without start()."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -286,7 +286,7 @@ class BoundedListener:
         return task
 
     def warn(self, message: str) -> None:
-        """Log a warning, the same one at most every QUIET_SECONDS, because callers must not fill the log."""
+        """Log a warning, but the same one at most once in QUIET_SECONDS, so that callers cannot fill the log."""
         now = asyncio.get_running_loop().time()
         if now - self._warned.get(message, -QUIET_SECONDS) >= QUIET_SECONDS:
             self._warned[message] = now
@@ -297,8 +297,8 @@ LISTENER: web.AppKey[BoundedListener] = web.AppKey("listener", BoundedListener)
 
 
 class _RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """aiohttp's log. A request that is not HTTP or has too large a header is the caller's error, answered with 400. It
-    is logged as a line once in a while, without a traceback.
+    """aiohttp's logger, without tracebacks for callers' errors: requests that are not HTTP or have too large a header.
+    aiohttp answers these with 400; the log has at most one warning about them in QUIET_SECONDS.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:

@@ -1,1 +1,1 @@
-"""Files on disk or in an object store: each call ends within a time limit, with errors as one sentence."""
+"""File storage on disk or in an object store: calls have a time limit and retries, errors are one sentence."""

@@ -62,7 +62,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _said(error: BaseException) -> str:
-    """Return the exception's text in one line, without credentials, with its type except for an OSError with text."""
+    """Return the exception's text in one line without credentials, after its type unless it is an OSError with text."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     message = without_secrets(text)[:_LONGEST].strip().rstrip(".")
     return (
@@ -114,8 +114,8 @@ class BoundedCalls:
     def call(self, what: str, function: Callable[[], T], moved: int = 0) -> T:
         """Run a function in a thread and return its result, with retries of transient failures.
 
-        what: "cannot read s3://...", the start of the error's sentence. moved: bytes, for the time limit. Raises
-        StoreUnavailable, MissingFile; FileExistsError and StorageError of the function pass unchanged.
+        what: the start of the error's sentence, such as "cannot read s3://...". moved: bytes, for the time limit.
+        Raises StoreUnavailable, MissingFile; FileExistsError and StorageError of the function pass unchanged.
         """
         pause = self._limits.pause
         for number in range(1, self._limits.tries + 1):
@@ -164,8 +164,8 @@ class BoundedCalls:
 
 
 def at_once(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    """Return the results of a function for all items, in their order, from up to AT_ONCE threads. Raises the first
-    error. An interrupt of the caller does not wait for the threads.
+    """Call a function for all items in up to AT_ONCE threads, and return the results in the items' order. Raises the
+    first error. An interrupt of the caller does not wait for the threads.
     """
     waiting = list(enumerate(items))
     results: dict[int, T] = {}

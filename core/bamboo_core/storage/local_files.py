@@ -1,4 +1,4 @@
-"""Files on this machine or a mounted volume: complete, even after a power failure, or absent."""
+"""File storage on this machine or a mounted volume. Each file is complete, even after a power failure."""
 
 import contextlib
 import errno
@@ -34,8 +34,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _partial_file(target: Path) -> Iterator[BinaryIO]:
-    """Yield a new file next to the target; the caller syncs this file and renames or links it to the target. Then make
-    the target's name durable.
+    """Yield a new file next to the target, which the caller fills, syncs, and renames or links to the target. Then
+    remove the new file's own name, and make the target's name durable.
     """
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:

@@ -1,4 +1,4 @@
-"""Files in an object store, through fsspec. An object appears complete, with its last byte, or not at all."""
+"""File storage in an object store, through fsspec. An object appears only once it is complete."""
 
 import contextlib
 import importlib
@@ -73,7 +73,7 @@ class ObjectFiles:
         self._check(path, size)
 
     def create(self, path: str, data: bytes) -> None:
-        """Create a file by a conditional request, or a plain one if the store has none. Raises FileExistsError."""
+        """Create a file by a conditional request, or a plain one if the store lacks these. Raises FileExistsError."""
         where = self._path(path)
         if self._exists(path):
             raise FileExistsError(where)
@@ -161,7 +161,7 @@ class ObjectFiles:
             raise ConnectionError(f"the store has {actual} bytes of a file of {size} bytes")
 
     def _check_bucket(self) -> None:
-        """Raise FileNotFoundError if the bucket is missing. An empty folder need not exist."""
+        """Raise FileNotFoundError if the bucket is missing; a missing folder alone is no error."""
         bucket = self._root.lstrip("/").partition("/")[0]
         if bucket and self._fs.protocol not in ("memory", ("memory",)) and not self._fs.exists(bucket):
             raise FileNotFoundError(f"there is no bucket {bucket}")

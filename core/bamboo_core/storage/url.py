@@ -1,4 +1,4 @@
-"""URLs of stores: the supported kinds, and their form for display, which never holds a credential."""
+"""URLs of stores: a parser, and a form for display without credentials."""
 
 import contextlib
 import os
@@ -105,8 +105,8 @@ def shown_url(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text in one line, without what looks like a credential, URLs' parameters, and the values of secret
-    environment variables; values shorter than _SHORTEST_SECRET stay.
+    """Return the text in one line, without apparent credentials, parameters of URLs, and values of environment
+    variables with secret-like names; values with fewer than _SHORTEST_SECRET characters stay.
     """
     values = {
         value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_SECRET

@@ -125,7 +125,7 @@ def run_status(live: Status, now: datetime) -> BambooJobStatus:
 
 
 def _plan(live: Status) -> str | None:
-    """Return the plan's epoch and owners as JSON, too little for a coordinator to go on from; None without a plan."""
+    """Return the plan's epoch and owners as JSON, not enough for a coordinator to resume; None without a plan."""
     owners = tuple(tuple(owner for owner, _ in row) for row in live.grid)
     return PlanRecord(epoch=live.epoch, pipelines=owners).written() if owners else None
 
@@ -169,8 +169,8 @@ UNRECOVERABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """A job's manifest and status, and what to show of them. live: the present status of its coordinator if available,
-    more complete and exact than `status`.
+    """A job's manifest and status, and the values to show from them. live: the present status of its coordinator if
+    available, more complete and exact than `status`.
     """
 
     metadata: Metadata
@@ -232,8 +232,8 @@ class JobView:
 
     @property
     def held_back(self) -> str:
-        """The reason why the operator keeps the job suspended though spec.suspend is false, such as a spent budget, and
-        what helps; "" if there is no such reason.
+        """The operator's message on why it keeps the job suspended although spec.suspend is false, such as a spent
+        budget; "" if it does not.
         """
         held = self.status.condition("Suspended")
         if self.spec.suspend or self.status.ended or held is None or not held.holds or held.reason == "Suspended":

@@ -27,7 +27,7 @@ REVIEWS_WAITING = 512  # callers; more are asked to retry
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """The pod that a token names, verified or not."""
+    """The pod that a token names; the token may be unverified."""
 
     namespace: str
     pod: str

@@ -1,4 +1,4 @@
-"""The port to which the workers of all jobs connect, with a path for each job, and its serving certificate."""
+"""The port to which the workers of all jobs connect, with a path for each job, and the port's certificate."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ class ServingCertificate:
     authority: Path
 
     def context(self) -> ssl.SSLContext:
-        """Return the server's TLS context, and shrink asyncio's buffers. Raises OSError, also ssl.SSLError."""
+        """Return the server's TLS context, and shrink asyncio's TLS buffers. Raises OSError (also ssl.SSLError)."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self.chain, self.key)
@@ -40,7 +40,7 @@ class ServingCertificate:
         return context
 
     def trusted(self) -> str:
-        """Return the authority's PEM text. Raises OSError (also ssl.SSLError) or ValueError if its file is invalid."""
+        """Return the authority's PEM text. Raises OSError (also ssl.SSLError) or ValueError for a bad file."""
         text = self.authority.read_text("ascii")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
         return text

@@ -29,10 +29,10 @@ class PodListener(Protocol):
 
 
 class ClusterIndices:
-    """The cache of pods and nodes, which kopf fills. It notifies the listeners for a node's pods when the node changes.
+    """The cache of pods and nodes, filled by kopf. It notifies a job's listener of changes to the job's pods and nodes.
 
-    kopf does not see the API server's answers to calls, nor deletions while a watch is interrupted. `pod_created`,
-    `forget_pod` and the resync bring them into the cache.
+    kopf sees neither the API server's answers to calls nor deletions while a watch is interrupted. `pod_created`,
+    `forget_pod` and the resync bring these changes into the cache.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class ClusterIndices:
         return {node["metadata"]["name"]: _trimmed_node(node)}
 
     def _job_of(self, pod: Mapping[str, Any]) -> JobKey | None:
-        """Return the pod's job; None for pods of no job, and for pods that this cache knows to be deleted."""
+        """Return the pod's job; None if it has none, or if this cache knows that the pod was deleted."""
         return None if pod["metadata"]["uid"] in self._deleted else job_of(pod)
 
     def _index(self, kind: HandlerId) -> Index[Any, Any]:
@@ -64,7 +64,7 @@ class ClusterIndices:
     # queries
 
     def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
-        """Return the pods of the job with that UID, by name, without pods of other jobs of that name.
+        """Return the pods of the job with that UID, by name, without the pods of other jobs of the same name.
 
         The result is the same object until a pod changes, or a new {} if no job of that name has pods.
         """
@@ -76,14 +76,12 @@ class ClusterIndices:
         return owned[uid]
 
     def owner_of(self, job: JobKey, pod_uid: str) -> str | None:
-        """Return the UID of the job of that name that owns the pod; "" if the pod has no owner, None if the pod is
-        unknown.
-        """
+        """Return the UID of the BambooJob that owns the pod; "" if none owns it, None if the pod is unknown."""
         pods = self._index(PODS).get(job, ())
         return next((owner_uid(pod) or "" for pod in pods if pod["metadata"]["uid"] == pod_uid), None)
 
     def belongs_to_another_job(self, job: JobKey, uid: str, pod_uid: str) -> bool:
-        """Return whether that pod belongs to another job of that name, or to none; False if the pod is unknown."""
+        """Return whether the pod belongs to another job of that name, or to none; False if the pod is unknown."""
         return self.owner_of(job, pod_uid) not in (None, uid)
 
     def node(self, name: str) -> Object | None:
@@ -131,7 +129,7 @@ class ClusterIndices:
         return {pod["metadata"]["uid"]: partial(self.forget_pod, pod) for pod in self._values(PODS)}
 
     def known_nodes(self) -> Known:
-        """Return the known nodes by UID and by name, each with the function to call when the node is gone.
+        """Return the functions to call when a node is gone, by the UIDs and the names of all known nodes.
 
         The names include nodes that were deleted before this operator began, which only their pods still name.
         """
@@ -143,9 +141,7 @@ class ClusterIndices:
         return chain.from_iterable(self._index(kind).values())
 
     def forget_pod(self, pod: Object) -> None:
-        """Remove a pod that is known to be deleted, though no watch has reported it yet, and notify the job's
-        listener.
-        """
+        """Remove a deleted pod whose deletion no watch has reported yet, and notify the job's listener."""
         self._discard(pod)
         self.pod_deleted(pod)
 
@@ -207,7 +203,7 @@ def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
 
 
 def _trimmed_node(node: Mapping[str, Any]) -> Object:
-    """Return the node's fields that may hold signals, without those that each heartbeat of the kubelet changes."""
+    """Return the node's fields that may hold signals, without the fields that each heartbeat of the kubelet changes."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     metadata = node["metadata"]
     conditions = [

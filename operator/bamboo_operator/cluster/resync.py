@@ -50,7 +50,7 @@ class Resync:
         self._asked.set()
 
     def soon(self) -> None:
-        """Request a resync within seconds, for example after a watch has begun anew and kopf has listed its objects."""
+        """Request a resync within seconds, for example after kopf has restarted a watch and listed its objects."""
         self._asked.set()
 
     def problem(self) -> str | None:
@@ -60,7 +60,7 @@ class Resync:
         return f"the watches have not shown {count} objects for {LATE_SECONDS:g} s" if count else None
 
     async def run(self) -> None:
-        """Resync every EVERY_SECONDS, and soon after `soon`, until cancelled."""
+        """Resync every EVERY_SECONDS, and within seconds after a call of soon(), until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), EVERY_SECONDS)

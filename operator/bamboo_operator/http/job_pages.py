@@ -1,7 +1,7 @@
 """Job pages on the operator's web port, for users who may get the BambooJob.
 
 Each request for a job's data carries a token: a TokenReview identifies its user, and a SubjectAccessReview decides
-whether that user may get the job. Nothing is cached, so a withdrawn right counts at once.
+whether that user may get the job. Nothing is cached, so a user who loses that right loses access at once.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from bamboo_operator.status.facts import OperatedJob
 
 
 def page_document(known: OperatedJob, now: float) -> Document:
-    """Return the data of a job's page, where the pools of an ended or suspended job have no paid workers."""
+    """Return the data of a job's page. The pools of an ended or suspended job show no paid workers."""
     facts = known.facts
     idle = facts.suspended or known.view.status.ended is not None
     paid = {} if idle else facts.paid if facts.paid is not None else facts.pods
@@ -56,7 +56,7 @@ class JobPages:
         self._now = steady_clock()
 
     def add_to(self, app: web.Application) -> None:
-        """Serve the page of namespace/name at /jobs/NAMESPACE/NAME/."""
+        """Add the routes of the jobs' pages, /jobs/NAMESPACE/NAME/, to an application."""
         app.router.add_get("/jobs/{namespace}/{name}", self._to_slash)
         add_page(app, "/jobs/{namespace}/{name}/", self._state)
 
@@ -89,7 +89,7 @@ class JobPages:
         return answer(page_document(known, self._now()))
 
     async def _refused(self, token: str, job: JobKey) -> web.Response | None:
-        """Return the response 401 or 403 for a token that may not see the page; None if it may. Raises RemoteError."""
+        """Return a 401 response for a bad token, 403 if its user may not get the job, else None. Raises RemoteError."""
         review = await self._reviews.review_token(token, (PAGE_AUDIENCE,))
         if not review.get("authenticated") or PAGE_AUDIENCE not in (review.get("audiences") or ()):
             sentence = f"The token is not valid, or not for the audience {PAGE_AUDIENCE}."

@@ -36,7 +36,7 @@ class MetricSources:
     counts: OperatorCounts
 
     def fill(self, page: MetricsPage) -> None:
-        """Add all metrics to the page; log an error in one job's metrics, and add the others. Safe in any thread."""
+        """Add all metrics to the page; if a job's metrics fail, log that and go on. Safe in any thread."""
         states = dict.fromkeys(catalog.STATES, 0)
         reconcilers = self.reconcilers()
         for job in reconcilers:

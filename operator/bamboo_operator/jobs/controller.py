@@ -52,8 +52,8 @@ class JobController:
         self._resyncing = asyncio.create_task(self.resync.run(), name="resync")
 
     def begin(self, body: Mapping[str, Any]) -> None:
-        """Start to reconcile a job, in place of an earlier job of its name. Do nothing after stop(), or if a later job
-        of that name is known.
+        """Start to reconcile a job, in place of an earlier job of the same name. Do nothing after stop(), or if a later
+        job of that name is known.
         """
         key, known = _key(body), self._reconcilers.get(_key(body))
         if self._stopped or (known and _made(body) < _made(known.body)):  # an earlier job of this name
@@ -78,7 +78,7 @@ class JobController:
         return generation
 
     async def _reconcile(self, key: JobKey) -> None:
-        """Run a job's reconciler until the job is gone. After an error, which is a bug, pause and start another one."""
+        """Run a job's reconciler until the job is gone. After an error, which is a bug, pause and start a new one."""
         while True:
             job = self._reconcilers[key]
             try:
@@ -109,7 +109,7 @@ class JobController:
             task.add_done_callback(lambda _: self._deletions.pop(uid))
 
     def _end(self, key: JobKey) -> "asyncio.Task[None]":
-        """Stop a job's reconciler and its connected workers; return the reconciler's task, which is about to end."""
+        """Stop a job's reconciler and its connected workers; return the reconciler's task, which is cancelled."""
         job, task = self._reconcilers.pop(key), self._tasks.pop(key)
         job.deleted()
         task.cancel()
@@ -152,7 +152,7 @@ class JobController:
         return found.known() if found else None
 
     def stuck(self) -> str | None:
-        """Return a sentence about a broken watch or a job that was not reconciled for too long; None if all is well."""
+        """Return a sentence about a broken watch or a job without progress for STUCK_SECONDS; None if all is well."""
         if problem := self.resync.problem():
             return problem
         for job in self.running():
@@ -162,7 +162,7 @@ class JobController:
         return None
 
     async def stop(self) -> None:
-        """Stop all jobs and the resync for good."""
+        """Stop all reconcilers and the resync for good; pods stay."""
         self._stopped = True
         tasks = [*self._tasks.values(), *self._deletions.values(), *([self._resyncing] if self._resyncing else [])]
         self._reconcilers.clear()

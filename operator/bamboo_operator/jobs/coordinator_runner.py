@@ -63,11 +63,11 @@ URGENT = ("Takeover", "PlannedTakeover")  # reasons of plans that replace a work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """One training of a job, from its start, or from an earlier coordinator's end, until it ends or is suspended.
+    """One training of a job, which a `CoordinatorRunner` runs until the job ends or is suspended.
 
     resumed: an earlier coordinator began the training, and workers may still train. known_lost: workers whose loss was
-    handled before, or whose pods this operator has deleted. counted: workers that must not count as preempted again:
-    their notice was counted, or they were told to leave. earlier: progress before this training.
+    handled before, or whose pods this operator has deleted. counted: workers that must not count as preempted again,
+    because an earlier coordinator counted their notice or released them. earlier: the progress before this training.
     """
 
     job: JobIdentity
@@ -129,10 +129,11 @@ class CoordinatorRunner:
         return PodDemand(wanted=wanted_workers(self.state), status=self.status(), joined=self.joined)
 
     def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
-        """Return the plan record for the status. Without a plan it holds only lost workers; None if there are
-        none, or if an earlier coordinator's record stays in the status.
-        deleting: workers whose pods the pod controller has deleted. They, and workers that were released, were told to
-        leave: another operator must not count their end as a preemption. If the plan does not use them, they are lost.
+        """Return the plan record for the status. Without a plan it holds only lost workers; None if no worker is
+        lost, or if an earlier coordinator's record stays in the status.
+        deleting: workers whose pods the pod controller has deleted. The record has them and all released workers in
+        `counted`, so that another operator counts no preemption at their end, or in `lost` if the plan does not use
+        them.
         """
         state, pods = self.state, self._watch.pods().keys()
         holders = state.plan.holders() if state.plan else frozenset()
@@ -204,9 +205,9 @@ class CoordinatorRunner:
             self._channels.send(worker, stop)
 
     def end_written(self) -> None:
-        """Stop the workers, also those that connect later, now that the job's end is in its status.
+        """Stop all workers, including workers that connect later. Call this once the job's end is in its status.
 
-        Until then the workers stay, so that after a crash in between another operator gets the same reports from them.
+        Until then the workers stay, so that after a crash of this operator another one gets the same reports from them.
         """
         self._end_written = True
         for held in self._held_messages:
@@ -228,9 +229,7 @@ class CoordinatorRunner:
         self._heed(self._watch.node_deleted(pod, node))
 
     def _heed(self, seen: Event | None) -> None:
-        """Queue the watch's event for the coordinator, if there is one; a loss also triggers a reconciliation
-        at once.
-        """
+        """Queue the watch's event, if any, for the coordinator; a loss also triggers an urgent reconciliation."""
         if seen is not None:
             self._inbox.put_nowait(seen)
         if isinstance(seen, WorkerLost):
@@ -238,13 +237,13 @@ class CoordinatorRunner:
 
     @property
     def event_queue_depth(self) -> int:
-        """The number of events that are not handled yet."""
+        """The number of events that the coordinator has not handled yet."""
         return self._inbox.qsize()
 
     # the coordinator
 
     def _tick(self) -> None:
-        """Queue a tick every TICK_SECONDS. A tick detects silent workers, so earlier messages are handled first."""
+        """Queue a tick every TICK_SECONDS, behind all earlier messages, because a tick detects silent workers."""
         now = time.monotonic()
         self._run.meter.tick_delayed(now - self._due)
         if now - self._due > LATE_SECONDS:  # the coordinator skips that time, but clouds' deadlines do not

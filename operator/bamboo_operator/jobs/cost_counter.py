@@ -28,7 +28,7 @@ Json = Mapping[str, Any]
 
 
 class CostCounter:
-    """The cost of one job's workers since the last count of an earlier counter. meter: receives worker-seconds.
+    """A counter of the cost of one job's workers since an earlier counter's last count. meter: receives worker-seconds.
 
     paid: number of workers with a node, by pool; None before the first count. counted_until: the time up to which cost
     is counted; None if never. An edited price applies from the next count on.

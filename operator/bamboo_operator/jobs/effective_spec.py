@@ -56,9 +56,9 @@ def problems_of(error: ManifestError) -> tuple[str, ...]:
 def merge_followed(accepted: Json, newest: Json) -> tuple[Json, FollowedSpec]:
     """Merge the newest manifest into the accepted one; return the new accepted manifest and the spec to follow.
 
-    If the newest manifest or the mixture of both is invalid, only `suspend` is taken over. Some fields may change only
-    while the job is suspended: a valid manifest that also sets `suspend` may change them, and the mixture may then be
-    invalid, which is not reported as a problem.
+    If the newest or the merged manifest is invalid, the accepted one stays, and the spec takes over only `suspend`. A
+    valid newest manifest that suspends the job may also change fields that stay fixed while it runs; the merged one may
+    then be invalid, which is not reported as a problem.
     """
     suspend = (newest.get("spec") or {}).get("suspend") is True
     wanted: JobSpec | None = None
@@ -227,7 +227,7 @@ class EffectiveSpec:
         self.surprises: tuple[str, ...] = ()
 
     def update(self, body: Mapping[str, Any]) -> None:
-        """Replace the BambooJob by a newer one."""
+        """Replace the BambooJob with a newer version of it."""
         self._body = body
 
     def report_problems(self, record: Callable[[Emit], None]) -> None:
@@ -260,7 +260,7 @@ class EffectiveSpec:
         return None if self.problems else spec
 
     async def _load_accepted(self, plan: str) -> None:
-        """Load the manifest by which the workers train. A refusal is logged, and a later call tries again."""
+        """Load the manifest by which the workers train. Log a refusal (403, 404); a later call tries again."""
         what = "read the manifest that the job's workers run with"
         act = partial(self.accepted.load, BambooJobStatus(plan=plan).plan_record.task)
         if refused := await self._attempts.until_done(what, act, ends=(403, 404)):  # a later call tries again
@@ -303,9 +303,9 @@ class EffectiveSpec:
         return problems
 
     async def _dry_run_of(self, pod: dict[str, Any], path: str) -> tuple[str, ...]:
-        """Create a pod as a dry run; return the API server's objection, or (). path: where the template is in the
-        manifest, since all else in the pod is valid. A refusal for another reason, such as a quota, is reported when
-        the pods are created. Raises JobGone.
+        """Create a pod as a dry run; return the API server's objection to its template, or (). path: the template's
+        path in the manifest. A refusal for another reason, such as a quota, is reported when the pods are created.
+        Raises JobGone if the namespace is gone.
         """
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         try_pod = partial(self._api.try_pod, pod)
@@ -326,7 +326,7 @@ class EffectiveSpec:
 
 
 def _changed_task(plan: str, spec: JobSpec) -> tuple[str, ...]:
-    """Return a problem if the task has changed since the job began; () if not, if that is unknown, or if suspended."""
+    """Return a problem if the job is not suspended and its task is known to have changed since it began; else ()."""
     began = BambooJobStatus(plan=plan).plan_record.task
     if spec.suspend or began is None or began == task_digest(spec):
         return ()

@@ -1,7 +1,7 @@
-"""Workers that connect after their job has ended or was suspended or deleted: the operator stops them.
+"""Channels that stop workers which connect after their job has ended, was suspended or was deleted.
 
-They missed the order to stop because the operator had ended or their connection was broken. Unless stopped, they would
-train on until their pods' grace period ends.
+Such workers missed the order to stop because the operator had ended or their connection was broken. Unless stopped,
+they would train on until their pods' grace period ends.
 """
 
 from collections.abc import AsyncIterator, Callable

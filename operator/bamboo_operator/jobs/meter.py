@@ -27,13 +27,13 @@ class OperatorCounts:
 
 
 class JobMeter:
-    """One job's counts since its reconciler was created, from 0; those of earlier reconcilers are not kept.
+    """One job's counts, which begin at 0 with each reconciler of the job.
 
     A counter that continued from the job's status would fall at each restart of the operator, because the status is up
     to 15 s old; Prometheus would then count everything again. Costs are counted elsewhere (`jobs/cost_counter`): their
     counter shows the written status.
 
-    useful, paid: worker-seconds. samples: number in committed steps. signals: losses and notices by source. committed:
+    useful, paid: worker-seconds. samples: number of trained samples. signals: losses and notices by source. committed:
     time of the last commit or, if later, of the start of a coordinator or of this meter, in seconds since 1970.
     """
 
@@ -45,7 +45,7 @@ class JobMeter:
         self.committed = time.time()
 
     def begin(self) -> None:
-        """Note that a coordinator was created, and count the time since the last commit from now."""
+        """Note that a coordinator was created: the time since the last commit begins again at 0."""
         self.committed = time.time()
 
     def handled(self, event: Event, before: CoordinatorState, after: CoordinatorState) -> None:

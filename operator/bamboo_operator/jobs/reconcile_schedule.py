@@ -25,8 +25,8 @@ class ReconcileSchedule:
     retry: seconds to wait after a failure. end_written: since when the job's end is in its status. over: there is
     no next one.
 
-    A job is not over before its end is written, or another operator would run it again. After that, events that cannot
-    be posted keep it from being over for at most FINAL_EVENTS_SECONDS.
+    A job is not over before its end is written, or another operator would run it again. After that, the job waits for
+    events that cannot be posted, at most FINAL_EVENTS_SECONDS.
     """
 
     ended: float = -math.inf

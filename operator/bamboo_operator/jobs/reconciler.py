@@ -115,8 +115,8 @@ class JobReconciler:
         )
 
     def edited(self, body: Mapping[str, Any]) -> None:
-        """Replace the BambooJob by a newer one. The coordinator gets edits at once, even if the API server does not
-        answer.
+        """Replace the BambooJob with a newer version of it. Pass edits of its spec on to the coordinator at once,
+        even if the API server does not answer.
         """
         changed = body["metadata"].get("generation") != self.body["metadata"].get("generation")
         self.body = body
@@ -148,7 +148,7 @@ class JobReconciler:
 
     async def run(self) -> None:
         """Reconcile the job until it is over, then delete it after its TTL; without a TTL, wait until an edit
-        sets one. Raises JobGone, or what the coordinator raises; may be cancelled.
+        sets one. Raises JobGone or the coordinator's error; may be cancelled.
         """
         while self._status.written.ended is None:
             self._edited.clear()
@@ -190,9 +190,9 @@ class JobReconciler:
     # idle
 
     async def _stay_idle(self, spec: JobSpec | None) -> None:
-        """Wait for an edit of a suspended or invalid job (spec None); return after RECHECK_SECONDS if it is invalid.
+        """Wait for an edit of a suspended or invalid job. spec: None if invalid; then wait at most RECHECK_SECONDS.
 
-        Meanwhile its workers are removed, unless an invalid edit came after the job had begun: it does not stop them.
+        Meanwhile remove the job's workers, but let them train on if an edit has made a training job invalid.
         """
         self._spec.report_problems(self._idle_events.append)
         if spec is None and self._status.plan is not None:
@@ -207,8 +207,8 @@ class JobReconciler:
             await self._wait_for_edit(None if spec else RECHECK_SECONDS)
 
     async def _write_until_done(self, status: Status | None = None) -> None:
-        """Write the status, with retries until it succeeds. Then post events; after a failure they wait for the next
-        status.
+        """Write the status, with retries until that succeeds, then try once to post the events. Events that cannot be
+        posted wait for the next call.
         """
 
         async def write() -> None:
@@ -380,7 +380,7 @@ class JobReconciler:
             return pods, await self._attempt("post events", posting)
 
     async def _save_manifest(self) -> None:
-        """Save the accepted manifest for the next operator. After a failure the job goes on; try again later."""
+        """Save the accepted manifest for the next operator. After a failure, try again after RECHECK_SECONDS."""
         accepted = self._spec.accepted
         if accepted.saved or time.monotonic() < self._save_after:
             return
@@ -403,8 +403,8 @@ class JobReconciler:
             return True
 
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
-        """Await one part of a reconciliation; return whether it succeeded. An API error must not stop the other
-        parts.
+        """Await one part of a reconciliation; return whether it succeeded. An API error is logged and does not stop
+        the other parts.
         """
         assert self.runner is not None
         return await self.attempts.once(what, act, self.runner.events.append)

@@ -64,7 +64,7 @@ def connect(access: Access, calls: ApiCallCounts, connections: int) -> Connectio
 
 
 async def kopf_login(access: Access) -> kopf.ConnectionInfo:
-    """Return the API server and the credentials of `access`, with its current token, in kopf's form. kopf logs in at
+    """Return the API server's address and the current credentials of `access`, in kopf's form. kopf logs in at
     the start and whenever the server rejects its token (401). Raises ClusterUnreachable.
     """
     configuration = access.configuration

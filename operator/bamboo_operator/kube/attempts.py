@@ -1,4 +1,4 @@
-"""Calls to the API server for a job or the operator's pod: tried once, with refusals as events, or until success."""
+"""API calls for a job or for the operator's own pod, tried once or until they succeed, with failures logged."""
 
 import asyncio
 import logging
@@ -13,12 +13,12 @@ from bamboo_operator.kube.objects import JobKey
 
 
 class PodRefused(ApiError):
-    """Error because the API server refuses a pod as it is: a quota, an admission policy, a missing ServiceAccount."""
+    """Error because the API server refuses a pod, for example because of a quota or a missing ServiceAccount."""
 
     @classmethod
     def of(cls, error: ApiError) -> Self | None:
-        """Return the error as a PodRefused if the API server refuses the pod itself (with 500 if an admission webhook
-        fails); None otherwise.
+        """Return the error as a PodRefused if its status means that the API server refuses the pod; None otherwise. A
+        failed admission webhook counts as a refusal (500, InternalError).
         """
         if error.status in (400, 403, 422) or (error.status == 500 and error.reason == "InternalError"):
             return cls(error.status, error.reason, error.message)
@@ -52,7 +52,7 @@ class ApiAttempts:
         self.last_progress = time.monotonic()
 
     def log_failure(self, what: str, error: RemoteError) -> None:
-        """Log a failure; the same text only every LOG_AGAIN_SECONDS until succeeded(). what: completes "cannot ..."."""
+        """Log a failure, but repeat a text only after LOG_AGAIN_SECONDS or a success. what: completes "cannot ..."."""
         text, now = described(error), time.monotonic()
         before, at = self._logged.get(what, ("", -math.inf))
         if text != before or now - at >= LOG_AGAIN_SECONDS:
@@ -64,10 +64,10 @@ class ApiAttempts:
         self._logged.pop(what, None)
 
     async def once(self, what: str, act: Awaitable[None], record: Callable[[Emit], None]) -> bool:
-        """Await a call, and return whether it succeeded. A RemoteError is logged, since it must not stop other work.
+        """Await a call, and return whether it succeeded. Log a RemoteError instead of raising it.
 
-        A refusal (403, 422), except of a pod, which startup problems report, is also recorded as an event, once, even
-        if the job trains again later.
+        Also record each distinct refusal (403, 422) once, as an event for the user. Refused pods are not recorded,
+        because startup problems report them.
         """
         self.heartbeat()
         try:
@@ -85,8 +85,8 @@ class ApiAttempts:
     async def until_done(
         self, what: str, act: Callable[[], Awaitable[None]], ends: Collection[int] = GONE
     ) -> ApiError | None:
-        """Repeat a call until it succeeds, with growing pauses; return None. ends: status codes of errors that end the
-        repetition; such an error is returned.
+        """Repeat a call, with growing pauses, until it succeeds or fails with an HTTP status in `ends`. Return None
+        after a success, else the ApiError with that status.
         """
         pause = FIRST_RETRY
         while True:

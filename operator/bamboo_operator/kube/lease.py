@@ -1,12 +1,12 @@
-"""The Lease of the API server whose holder alone may work as operator.
+"""The Kubernetes Lease that lets only one operator work at a time.
 
 If the kubelet of an operator's pod hangs, a Deployment with one replica creates a second pod while the first process
 still lives, and workers would obey two coordinators. So no operator opens the workers' port without the Lease.
 
-One case remains: a holder that cannot reach the API server goes on working, because its workers still need takeovers
-and no other operator can decide better while they are connected to it. It ends when it reads that the Lease has another
-holder. So does a holder whose pod was deleted by force while another operator waited; until then, at most
-NOTICE_SECONDS, two operators work.
+Two operators can still work at once in two cases, until the earlier one reads that the Lease has another holder. A
+holder that cannot reach the API server goes on working, because its workers still need takeovers and no other operator
+can decide better while they are connected to it. A holder whose pod was deleted by force while another operator waited
+works for at most NOTICE_SECONDS more.
 
 The official client's leader election (37.0.2) is not used: it fails without an existing Lease, ends silently when the
 API server is away, notices another holder only after 5 minutes if a renewal hangs, never releases the Lease, and does
@@ -98,7 +98,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A Lease's record, and since when (monotonic seconds) it has been seen unchanged.
+    """A Lease's record, and the time (monotonic seconds) since which this operator has seen it unchanged.
 
     Time in which the API server did not answer does not count.
     """
@@ -111,7 +111,7 @@ class ObservedLease:
 
 
 class HolderPod(StrEnum):
-    """The state of the pod that has the name of a present or earlier holder of the Lease."""
+    """The state of the pod of a present or earlier holder of the Lease."""
 
     LIVES = "Lives"
     LEAVES = "Leaves"  # it is being deleted; its processes may still live
@@ -193,9 +193,8 @@ def released(lease: Object) -> Object:
 
 
 class Lease:
-    """The operator's hold on its Lease. place: the Lease's name. me: the operator's identity: in a pod, the pod's name.
-
-    Call acquire() first, then run keep() alongside settle() and the work.
+    """The acquisition, renewal and release of the operator's Lease. place: the Lease's name. me: the operator's
+    identity; in a pod, the pod's name. Call acquire() first, then run keep() alongside settle() and the work.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Kubernetes objects as plain mappings: their owners and their times."""
+"""Owners and timestamps of Kubernetes objects, which are plain mappings."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ JobKey = tuple[str, str]  # namespace and name
 
 
 class JobIdentity(NamedTuple):
-    """The namespace, name and UID of a BambooJob. The UID tells it from earlier and later jobs of the same name."""
+    """The namespace, name and UID of a BambooJob. The UID differs between jobs of the same name."""
 
     key: JobKey
     uid: str
@@ -40,7 +40,7 @@ def api_time(when: datetime) -> str:
 
 
 def parsed_time(text: Any) -> datetime | None:
-    """Parse a time of the Kubernetes API, of UTC if it names no zone; None if it is absent or invalid."""
+    """Parse a time of the Kubernetes API, in UTC if it has no zone. Return None if it is absent or invalid."""
     try:
         time = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:

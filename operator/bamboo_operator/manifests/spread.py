@@ -37,9 +37,9 @@ def spread(job: JobSpec, uid: str, group: int) -> Json:
     """Return the fields of a pod's spec that place it relative to the job's other pods. uid: the job's UID.
 
     Pods prefer different nodes. With room for several workers per node (workersPerNode) they prefer shared nodes, and a
-    pod waits rather than exceed that room. Interleave also prefers different zones. The other policies require the zone
-    of the first pod of the group (with SingleZone, of the job), since traffic across zones may cost more than a node; a
-    pod waits if that zone has no more nodes. Groups prefer different zones.
+    pod waits rather than exceed that room. Interleave also prefers different zones. ZonePerPipeline requires one zone
+    for all pods of a group, and SingleZone for all pods of the job, since traffic between zones may cost more than a
+    node; a pod waits if that zone has no more nodes. Different groups prefer different zones.
     """
     room = job.spread.workers_per_node
     of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}
@@ -56,8 +56,8 @@ def spread(job: JobSpec, uid: str, group: int) -> Json:
 def _at_most(of_job: Json, room: int) -> Json:
     """Return a constraint for at most `room` pods per node.
 
-    The skew counts a node's pods beyond those of the emptiest node, which counts as empty while the cluster has fewer
-    nodes than minDomains.
+    maxSkew limits how many pods a node has more than the emptiest node. The scheduler assumes 0 pods for the emptiest
+    node while the cluster has fewer nodes than minDomains.
     """
     return {
         "maxSkew": room,

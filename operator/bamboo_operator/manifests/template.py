@@ -1,4 +1,4 @@
-"""The templates for a worker's pod, `worker.template` and its pool's, without fields that the operator ignores."""
+"""Reading of a job's pod templates, `worker.template` and each pool's, without fields that the operator ignores."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +100,7 @@ def _selectors(job: JobSpec, spec: Mapping[str, Any], path: str, pools: Sequence
 
 @dataclass(slots=True)
 class _Refusal:
-    """A filter of a template's fields and list items: removes unknown and operator-set ones, and notes each problem."""
+    """A filter that removes unknown and operator-set fields and list items of a template, and notes each problem."""
 
     problems: list[str]
 
@@ -123,7 +123,7 @@ class _Refusal:
 
 
 def _well_formed(values: dict[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
-    """Return a deep copy without malformed fields (checks only `_MAPS` and `_LISTS`); add a problem for each."""
+    """Return a deep copy without the malformed fields among `_MAPS` and `_LISTS`; add a problem for each of them."""
     kept: dict[str, Any] = {}
     for key, value in values.items():
         inner, wrong = f"{path}.{key}", None

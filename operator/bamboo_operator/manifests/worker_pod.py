@@ -163,7 +163,7 @@ def _own_labels(job: JobSpec, uid: str, number: int, pool: NodePool | None) -> J
 
 
 def owner(job: str, uid: str) -> Json:
-    """Return the owner reference by which an object is deleted with the BambooJob of that name and uid."""
+    """Return the owner reference that lets Kubernetes delete an object with its BambooJob. job: the job's name."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,

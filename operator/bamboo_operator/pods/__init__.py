@@ -1,1 +1,1 @@
-"""One job's pods: creating, deleting and moving them between node pools, and why they do not start."""
+"""Control of one job's pods: their creation, deletion, moves between node pools, and startup problems."""

@@ -69,10 +69,11 @@ GIVE_BACK_SECONDS = 3600.0
 class PodController:
     """The controller of one job's pods.
 
-    demand: returns which workers the coordinator wants now. tell: makes the coordinator handle an event at once.
-    forced: notes that a pod is about to be deleted, because its worker did not exit. created: how many workers the job
-    has had. record: takes events for the user. made: when the job was created (seconds since 1970). resumed: whether
-    workers may already train, for an earlier coordinator. holders: the operator's jobs that hold quota in vain.
+    demand: returns the workers that the coordinator wants now. tell: makes the coordinator handle an event at once.
+    forced: called before the deletion of a pod whose worker did not exit. created: how many workers the job has had.
+    record: takes events for the user. made: when the job was created (seconds since 1970). resumed: whether an earlier
+    coordinator began the training, so that workers may still train. holders: the operator's jobs that hold quota in
+    vain.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class PodController:
 
     @property
     def unmanaged(self) -> str:
-        """The reason why the job's queue has no effect, as a sentence; "" if it works, is unset or has no pods yet."""
+        """The reason why the job's queue has no effect, as a sentence; "" if it works, or without a queue or pods."""
         return unmanaged(self.view().spec, self._pods.living().values())
 
     def view(self) -> PodsView:
@@ -253,9 +254,8 @@ class PodController:
     # observations and upkeep
 
     async def _apply_network_policy(self) -> None:
-        """Write the NetworkPolicy, at once and then every REPAIR_SECONDS, unless the operator's settings leave it out.
-
-        The operator does not watch it, and without it the workers' ports are open.
+        """Write the NetworkPolicy, unless it is disabled or was written in the last REPAIR_SECONDS. This restores a
+        deleted policy, which the operator does not watch; without it the workers' ports are open.
         """
         if (now := time.monotonic()) >= self._repair_at:
             await self._api.apply_network_policy(network_policy(self.view().spec, self._pods.job.uid))
@@ -276,8 +276,8 @@ class PodController:
     # execution of decisions
 
     async def _carry_out(self, decide: Decision) -> None:
-        """Execute the actions of one decision, unless the job is over. `create` decides again after each pod, because
-        fewer may be wanted by then: at most PODS_AT_ONCE pods, for CREATING_SECONDS.
+        """Execute the actions of one decision, unless the job is over. Repeat `create` for each pod, because fewer pods
+        may be wanted by then, until PODS_AT_ONCE pods are created or CREATING_SECONDS have passed.
         """
         end = time.monotonic() + CREATING_SECONDS
         for _ in range(PODS_AT_ONCE if decide is create else 1):
@@ -294,8 +294,8 @@ class PodController:
         self._tell(RequestsWithdrawn(action.count))
 
     async def _create(self, action: Create) -> None:
-        """Create the next worker's pod. An earlier try may have created it: only count it if its worker has joined
-        or is gone; if its name is taken, use the pod of that name.
+        """Create the next worker's pod. If an earlier attempt has created it, use that pod; if its worker has joined or
+        is gone by now, only count it.
         """
         number, view = self.created, self.view()
         name = worker_name(view.spec.name, number)

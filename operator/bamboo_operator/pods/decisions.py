@@ -1,6 +1,6 @@
 """Decisions about one job's pods: pure functions from the wanted and the existing pods to actions.
 
-The controller executes the actions of one decision before it takes the next one on a new view.
+The controller executes the actions of one decision before it makes the next decision, on a new view.
 """
 
 from collections import Counter
@@ -91,7 +91,7 @@ def let_quota_go(view: PodsView) -> Iterator[Action]:
 
 
 def yield_quota(view: PodsView) -> Iterator[Action]:
-    """While a job pauses after giving its quota back, delete its pods; release each joined worker before its deletion.
+    """Delete the pods of a job that pauses after giving its quota back; release joined workers before their deletion.
 
     At other times delete waiting pods of the queue's growth priority class that the job needs in the first class.
     """
@@ -114,8 +114,8 @@ def create(view: PodsView) -> Iterator[Action]:
 
 
 def delete_ended(view: PodsView) -> Iterator[Action]:
-    """Delete the pods of workers that have not ended LEAVE_SECONDS after they were lost, refused or asked to leave, and
-    the pods that have ended, except the last KEPT_CRASHES failed ones.
+    """Delete the pods of ended workers, except the last KEPT_CRASHES failed ones. Also delete the pods of workers that
+    have not ended LEAVE_SECONDS after they were lost, refused or asked to leave.
     """
     pods = view.pods
     ended = {name: found for name, pod in pods.items() if (found := worker_exit(pod)) is not None}
@@ -142,8 +142,8 @@ def replace_unjoined(view: PodsView) -> Iterator[Action]:
 
 
 def move_to_fallback(view: PodsView) -> Iterator[Action]:
-    """Delete one pod that has waited too long for a node, if a later pool may take its place: the coordinator then
-    requests another worker, which goes there.
+    """Delete one pod that has waited too long for a node, if a fallback pool may now be used. The coordinator then
+    requests another worker, whose pod is created in that pool.
     """
     if view.waiting_since is None:
         return
@@ -169,9 +169,9 @@ def roll(view: PodsView) -> Iterator[Action]:
 
 
 def shrink(view: PodsView) -> Iterator[Action]:
-    """Give back a surplus worker, or one of a fallback pool once an earlier pool has nodes again.
+    """Give back a surplus worker, or a fallback pool's worker once an earlier pool has nodes again.
 
-    To learn whether it has, create a probe: a pod for one worker too many. Do nothing while a rollout progresses.
+    To test the earlier pool, create a probe: a pod for one worker more than wanted. Do nothing during a rollout.
     """
     if view.rolls:
         return

@@ -1,10 +1,10 @@
 """The PodDisruptionBudget of a job: drains and other evictions take its workers one at a time.
 
 With one pipeline and one replica, two workers hold all copies of a stage, so that draining both their nodes would lose
-it. The budget lets one worker go, and the next one only when two workers hold every stage again. It is a floor on
-healthy pods and selects by number the pods of workers that have joined. Any other pod could become healthy before the
-operator moves the floor, and then two pods with state could be evicted. The operator writes floor and selection in one
-request, so that never more than one healthy pod may go, even while the operator is away.
+it. The budget lets one worker go, and the next one only when two workers hold every stage again. Its minAvailable
+counts only pods of workers that have joined, selected by number: another pod could become healthy before the operator
+raises minAvailable, and then two pods with state could be evicted. The operator writes minAvailable and the selection
+in one request, so that at most one healthy pod may be evicted, even while the operator is away.
 """
 
 import math
@@ -31,7 +31,7 @@ def least_healthy(status: Status, spec: JobSpec, joined: int) -> int | None:
 
     joined: the number of pods whose workers have joined. A pod that waits for a node or an image has no state. A job
     does not limit evictions before its first plan, with a single worker, or with neither redundancy nor a second
-    pipeline: there a budget would only hold up drains.
+    pipeline: in these cases a budget would only delay drains.
     """
     held_twice = spec.redundancy.mode is not RedundancyMode.NONE or len(status.grid) > 1
     if wanted_workers(spec) == 1 or not (held_twice and status.grid):
@@ -80,9 +80,9 @@ class DisruptionBudgetWriter:
         """Write the budget if it has changed or REPAIR_SECONDS have passed; delete it if the job does not limit
         evictions.
 
-        workers: the numbers of the living workers that have joined. Raises RemoteError, except for a refusal (REFUSED),
-        which is reported once and tried again every RETRY_SECONDS. While no worker has joined, this writes no
-        budget; while a restarted coordinator does not know which workers hold replicas, this does nothing.
+        workers: the numbers of the living workers that have joined. Without any, this writes no budget. While a
+        restarted coordinator does not know which workers hold replicas, this does nothing. Raises RemoteError, except
+        for a refusal (REFUSED): this reports it once, and tries again every RETRY_SECONDS.
         """
         if status.phase == "Recovering":
             return

@@ -16,8 +16,8 @@ def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: C
     """Return the pool of the next pod; None if no pool has room or may take it yet, or if the job has no pools.
 
     This is the last pool with room whose `after_seconds` have passed, because then the pools before it do not deliver;
-    else the first pool with room and no `after_seconds`. waiting_since: since when the worker that has been missing
-    longest is missing (`missing_since`); None if none is missing.
+    else the first pool with room and no `after_seconds`. waiting_since: the earliest time in `missing_since`; None if
+    no worker is missing.
     """
     waited = 0.0 if waiting_since is None else now - waiting_since
     chosen: NodePool | None = None
@@ -30,7 +30,7 @@ def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: C
 
 
 def are_full(pools: Pools, counts: Counts) -> bool:
-    """Return whether all of the job's pools have as many workers as they may; False if it has no pools."""
+    """Return whether every pool of the job is at its maxWorkers; False if the job has no pools."""
     return bool(pools) and not any(_has_room(pool, counts) for pool in pools)
 
 
@@ -73,11 +73,11 @@ def worker_to_revert(
     leaving: Collection[WorkerId],
     keep: int,
 ) -> WorkerId | None:
-    """Return the worker of a pool with `after_seconds` to give back now, because a ready worker of an earlier pool
-    replaces it; None if there is none.
+    """Return the worker to give back from a pool with `after_seconds`, because a spare worker of an earlier pool can
+    replace it; None if there is none, or while any worker is leaving.
 
-    One at a time: None while any worker is leaving. placed: the pool of each worker; standby: ready workers that own
-    no stage; keep: how many of them must stay. The last pool's workers go first, and of these the standby workers.
+    placed: the pool of each worker. standby: the ready spare workers, which own no stage. keep: how many spare workers
+    must stay. Workers of the last pool go first, and among them spare workers.
     """
     order = _order(pools)
     ready = [order[placed[w]] for w in standby if placed.get(w) in order]
@@ -99,11 +99,11 @@ def surplus_worker(
     leaving: Collection[WorkerId],
     wanted: int,
 ) -> WorkerId | None:
-    """Return the worker to give back because there are more than wanted, as after an edit to fewer pipelines.
+    """Return the worker to give back if more than `wanted` workers exist, for example after an edit to fewer pipelines.
 
-    One at a time: None while any worker is leaving, and if none waits or stands by. placed: the pool of each worker
-    that has a pod; waiting: the workers without a node, which go first; standby: the workers that own no stage. Of
-    several, the worker in the last pool goes.
+    None while any worker is leaving, or if no worker waits or is spare. placed: the pool of each worker that has a pod.
+    waiting: the workers without a node, which go first. standby: the spare workers, which own no stage. Of several,
+    the worker in the last pool goes.
     """
     if leaving or len(placed) <= wanted:
         return None

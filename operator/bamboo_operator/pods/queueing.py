@@ -35,9 +35,9 @@ def admitted(pods: Pods) -> int:
 class QueueRequest:
     """A job's next request to its queue.
 
-    room: how many more pods it may create. priority: the priority class of the next pod; None keeps the class of its
-    template. outranked: pods that wait in the growth class although the job lacks workers to train at all. The operator
-    deletes them and creates them again in the first class.
+    room: how many more pods the job may create. priority: the priority class of the next pod; None keeps the class of
+    its template. outranked: pods that wait in the growth class although the job cannot train without them. The operator
+    deletes them and creates others in the first class.
     """
 
     room: int
@@ -114,7 +114,7 @@ class HeldQuota:
     message: str = ""
 
     def look(self, *, in_vain: bool, trains: bool, now: float) -> "HeldQuota":
-        """Return the record, updated by the job's present state. trains: resets the record.
+        """Return the record, updated with the job's present state. trains: the job trains, which resets the record.
 
         in_vain: the queue has admitted too few pods, and pods of the job wait at Kueue's gate. Waiting for nodes does
         not count.

@@ -1,4 +1,4 @@
-"""The end of a job's workers: they get time to exit, then their pods are deleted, with retries until that succeeds."""
+"""Removal of a job's workers: the wait until they exit, and the deletion of their pods, with retries."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ def exit_seconds(pod: Mapping[str, Any], *, logging: bool) -> float:
     """Return the seconds that a worker has to exit after it was asked to stop.
 
     logging: the worker's loggers still write the rest of the training history, so it gets the pod's grace period in
-    addition. If its pod were deleted now, it would have only that period.
+    addition. Deleting its pod now would leave it only that period.
     """
     return EXIT_SECONDS + grace_period(pod) if logging else EXIT_SECONDS
 

@@ -43,8 +43,8 @@ class WorkerTemplates:
     def pod(self, job: JobSpec, number: int, pool: NodePool | None, group: int = 0) -> dict[str, Any]:
         """Return the pod of the worker with this number.
 
-        pool: the worker's pool; if `job` has a pool of that name, this uses the job's version. group: the pods of a
-        group have to be in the same zone, if the job asks for that.
+        pool: the worker's pool; if `job` has a pool of that name, this uses the job's version. group: the pod's zone
+        group; 0 unless the spread is ZonePerPipeline.
         """
         own = next((one for one in job.node_pools if pool is not None and one.name == pool.name), pool)
         return worker_pod(job, self._uid, number, own, self._settings, group)
@@ -76,7 +76,7 @@ READY = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 
 
 class RollingChange:
-    """The replacement of a job's workers, one after the other. record: takes events for the user."""
+    """A job's rollout: the replacement of its outdated workers, one at a time. record: takes events for the user."""
 
     def __init__(self, templates: WorkerTemplates, record: Callable[[Emit], None]) -> None:
         self.templates, self._emit = templates, record
@@ -99,7 +99,7 @@ class RollingChange:
         self._report(before, self.record)
 
     def step(self, view: PodsView) -> RolloutStep:
-        """Return the next step; NOTHING if no rollout progresses or a restarted coordinator waits for its workers."""
+        """Return the next step, as `next_step` does; NOTHING while a restarted coordinator waits for its workers."""
         if self.record is None or not self.progresses or view.status.phase == "Recovering":
             return NOTHING
         return next_step(self.record, self._seen(view))
@@ -172,12 +172,12 @@ class RollingChange:
         return [f"{name} {detail}" for name, (code, detail) in ended.items() if code and by_itself(code)]
 
     def _misfit(self, view: PodsView, since: datetime | None) -> str:
-        """Return why the coordinator last refused a worker; "" if it refused none, or that one is not `_tried`."""
+        """Return why the coordinator refused its last refused worker, if the rollout created it (`_tried`); else ""."""
         misfit = view.wanted.misfit
         return misfit[1] if misfit is not None and self._tried(view, misfit[0], since) else ""
 
     def _tried(self, view: PodsView, name: WorkerId, since: datetime | None) -> bool:
-        """Return whether that worker's pod is of the newest template and was made since the rollout began (since)."""
+        """Return whether a pod is of the newest template and not older than the rollout, which began at `since`."""
         pod = view.pods.get(name)
         if pod is None or since is None or not self.templates.is_newest(view.spec, pod):
             return False
@@ -204,8 +204,8 @@ def _made_at(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def _held(status: Status, job: JobSpec) -> bool:
-    """Return whether two workers hold every stage (if the job has redundancy or several pipelines) and no worker runs
-    two stages.
+    """Return whether no worker runs two stages and, with redundancy or several pipelines, at least two workers hold
+    every stage. False without a plan.
     """
     owners = Counter(owner for row in status.grid for owner, _ in row)
     alone = job.redundancy.mode is RedundancyMode.NONE and len(status.grid) == 1

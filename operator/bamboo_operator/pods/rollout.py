@@ -1,7 +1,7 @@
 """Decisions of a rollout: which outdated worker to replace next, and when to stop replacing.
 
 Pure. An outdated worker that is not ready is deleted. A ready one is released by a planned takeover, while every stage
-has a second copy, if the job keeps any; the next one goes only when the successor, of the newest template, is ready.
+has a second copy if the job keeps copies. The next one is released only after the successor is ready.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ class RolloutWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """The workers as a rollout sees them."""
+    """A job's workers and state at one moment, from which a rollout's next step is decided."""
 
     revision: str  # the newest, as the rollout reports it
     templates: frozenset[str] = frozenset()  # the revisions of the pods of all pools
@@ -118,13 +118,13 @@ def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: 
 
 
 def released(record: RolloutRecord) -> RolloutRecord:
-    """Return the record after the release of an old worker: no other one goes before its successor is ready."""
+    """Return the record after the release of an outdated worker: the next release waits for the successor."""
     return replace(record, owed=record.updated + 1)
 
 
 def _lacks_one(record: RolloutRecord, view: RolloutView) -> bool:
-    """Return whether the rollout waits for the successor of the last released worker. It does not if as many workers as
-    wanted are ready, as when another operator requested the successor.
+    """Return whether the rollout waits for the successor of the last released worker. It does not wait if the wanted
+    number of workers is ready, for example because another operator requested the successor.
     """
     return record.updated < record.owed and sum(w.ready for w in view.workers) < view.wanted
 

@@ -1,9 +1,9 @@
 """Startup problems of workers that have not joined yet, and the backoff before the operator requests new workers.
 
 A pod's status shows why it does not start: no node, no image, a missing Secret of an environment variable, or a
-scheduling gate of its template or of Kueue (`queueing`), which keeps it from looking for a node. A missing Secret of a
-volume is not in the status: the container is `ContainerCreating` until it starts, and only the kubelet's events report
-the problem. So the operator reads the events of a pod whose status gives no reason.
+scheduling gate of its template or of Kueue (`queueing`), which keeps the scheduler from placing it. A missing Secret of
+a volume is not in the status: the container is `ContainerCreating` until it starts, and only the kubelet's events
+report the problem. So the operator reads the events of a pod whose status gives no reason.
 
 A worker whose image or template is wrong, or whose node refuses it, ends before it has joined, and its successor would
 end the same way: the operator waits before it requests workers again.
@@ -43,8 +43,8 @@ def waits_for_quota(pod: Json) -> bool:
 class GateReleases:
     """The times at which pods without a node lost their scheduling gates.
 
-    A pod does not show whether it ever had gates. A pod that may have had gates, and has none when the operator first
-    sees it, as after a restart, counts as released then.
+    A pod does not show whether it ever had gates. So a pod that may have had gates, but has none when the operator
+    first sees it, counts as released at that moment.
     """
 
     def __init__(self, job: JobSpec) -> None:
@@ -54,7 +54,7 @@ class GateReleases:
         self._seen, self._held, self._at = set[WorkerId](), set[WorkerId](), dict[WorkerId, float]()
 
     def observe(self, waiting: Mapping[WorkerId, Json], now: float) -> None:
-        """Note which gates have gone away. waiting: the pods that have no node, held back or not."""
+        """Note which pods have lost their gates. waiting: all pods without a node. now: time.monotonic()."""
         held = {name for name, pod in waiting.items() if gates_of(pod)}
         new = waiting.keys() - self._seen
         released = (self._held | (new if self._expected else set())) - held
@@ -100,8 +100,8 @@ class StartBackoff:
 
 
 def failed_start(pod: Mapping[str, Any]) -> str | None:
-    """Return how a worker that has not joined ended by itself, with any exit code, or why its node refused it; None if
-    it has not ended, was disrupted or is being deleted.
+    """Return how a pod's worker ended by itself, with any exit code, or why the node refused the pod. Return None if
+    the worker has not ended, was disrupted or is being deleted.
     """
     end, reason = worker_exit(pod), (pod.get("status") or {}).get("reason")
     return None if end is None or is_deleted(pod) or reason in DISRUPTIONS else end[1]
@@ -140,8 +140,8 @@ NO_EVENTS: Mapping[str, StartupProblem] = MappingProxyType({})
 def missing_pods(
     count: int, backoff: StartBackoff | None, *, refused: str, pools_full: bool
 ) -> Iterator[StartupProblem]:
-    """Yield why `count` workers have no pod: backoff, refusal, or full pools. backoff: None if none holds. refused: why
-    the API server refused the newest pod.
+    """Yield a problem for each reason why `count` workers have no pod: a backoff, a refusal, full pools. backoff: None
+    if no backoff holds. refused: why the API server refused the newest pod; "" if it did not.
     """
     if count and backoff:
         message = f"workers end before they have joined ({backoff.detail}); the next ones are requested"
@@ -156,8 +156,8 @@ def missing_pods(
 def is_unexplained(pod: Json) -> bool:
     """Return whether the pod is on a node and has started nothing, and its status does not say why.
 
-    A pod that has its volumes and its network says so (PodReadyToStartContainers, from Kubernetes 1.29 on). Then its
-    images are pulled, and its status shows all later problems.
+    The condition PodReadyToStartContainers (from Kubernetes 1.29 on) shows that a pod has its volumes and its network.
+    All later problems, such as a failed image pull, are in the pod's status.
     """
     status = pod.get("status") or {}
     if not lives(pod) or not (pod.get("spec") or {}).get("nodeName"):
@@ -174,8 +174,8 @@ def startup_problems(
     """Return the problems that keep workers from starting: one for each reason, with the first worker's message. pods:
     by worker.
 
-    events: problems by the pods' uids, for pods whose status does not show any. Workers that only wait for a scheduling
-    gate, other than Kueue's, come last, because the others need help.
+    events: problems by the pods' uids, for pods whose status does not show any. The problem of pods that only wait for
+    a scheduling gate, other than Kueue's, comes last, because the other problems need a user's help.
     """
     found = [(name, problem) for name in sorted(pods) for problem in _of(pods[name], events)]
     count = Counter(problem.reason for _, problem in found)
@@ -209,7 +209,7 @@ def _of(pod: Json, events: Mapping[str, StartupProblem]) -> Iterator[StartupProb
 
 
 def _unschedulable(pod: Json) -> Json | None:
-    """Return the pod's condition that says that the scheduler finds no node for it; None if it has none."""
+    """Return the pod's condition PodScheduled if its reason is Unschedulable; None otherwise."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     found = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("reason") == UNSCHEDULABLE)
     return next(found, None)

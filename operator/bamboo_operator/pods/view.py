@@ -1,7 +1,7 @@
-"""The wanted and the existing pods of one job: the value from which decisions about pods are made.
+"""The wanted and the existing pods of one job, as input of the decisions about pods.
 
-The operator knows the pods from its watch. It deletes a pod once, because the watch may be behind, and again if the pod
-still exists later.
+The operator knows the pods from its watch, which may be behind. So it requests a pod's deletion again only if the pod
+still exists after DELETED_SECONDS.
 """
 
 import time
@@ -50,7 +50,7 @@ class JobPods:
         return self._living
 
     def next_number(self) -> int:
-        """Return the first worker number above those of all known pods."""
+        """Return the lowest number above the worker numbers of all known pods; 0 without pods."""
         return max((n + 1 for pod in self.all().values() if (n := worker_number(pod)) is not None), default=0)
 
     def by_pool(self) -> Counter[str]:
@@ -87,9 +87,9 @@ class JobPods:
             self._cluster.forget_pod(pod)
 
     def deleted(self, *, lately: bool = False) -> frozenset[WorkerId]:
-        """Return the workers whose pods were deleted by this operator but still exist.
+        """Return the workers whose pods still exist although this operator has requested their deletion.
 
-        lately: only recent deletions, which the watch may not show yet.
+        lately: only requests of the last DELETED_SECONDS, which the watch may not show yet.
         """
         names = {pod["metadata"]["uid"]: name for name, pod in self.all().items()}
         self._deleted &= names.keys()
@@ -174,14 +174,14 @@ class PodsView:
 
     @cached_property
     def staying(self) -> PodsByName:
-        """The living pods of workers that are neither lost, refused nor leaving."""
+        """The living pods of workers that are not lost, refused or leaving."""
         leaving = (worker for worker, state in self.status.workers if state is WorkerState.LEAVING)
         out = {*self.wanted.gone, *leaving}
         return {name: pod for name, pod in self.living.items() if name not in out}
 
     @cached_property
     def adding(self) -> int:
-        """The number of requested workers that have no pod; probes do not count as such pods."""
+        """The number of requested workers that have no pod. A probe's pod belongs to no requested worker."""
         return max(0, self.wanted.requested - len(self.not_joined.keys() - self.probes))
 
     @cached_property
@@ -220,8 +220,8 @@ class PodsView:
 
 
 def missing_since(known: Mapping[WorkerId, float], view: PodsView) -> dict[WorkerId, float]:
-    """Return since when each missing worker is missing, over all pods that were created for it: by the pod's name or,
-    without a pod, by a running number. Leave out workers that the queue lets wait. known: the result at the last look.
+    """Return the time since which each missing worker lacks a pod on a node, even if its pod was replaced. Keys are
+    pod names or, without a pod, running numbers. Leave out workers that the queue lets wait. known: the last result.
     """
     left = sorted(at for name, at in known.items() if name not in view.pods)  # other pods take their places
     leaving = {name for name, pod in view.pods.items() if pod["metadata"].get("deletionTimestamp")}

@@ -1,10 +1,10 @@
 """Marks by which clouds, autoscalers and termination handlers announce that a node or pod will go away. Data only.
 
 Marks left out, because the worker may stay: a cordon, DeletionCandidateOfClusterAutoscaler, rebalance
-recommendations without an action (they leave no mark), Azure's FreezeScheduled (seconds only), pressure, startup
+recommendations without an action (they leave no mark), Azure's FreezeScheduled (a pause of seconds), pressure, startup
 taints, and the conditions MaintenancePlanned and Drained (a pod left on a drained node is left on purpose).
 Also left out are not-ready and unreachable: a node with a silent kubelet may well run a live worker, and heartbeats
-detect a dead one much earlier.
+detect a dead worker much earlier.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ NTH_ACTION_TIME = "aws-node-termination-handler/action-time"  # label: when the 
 
 @dataclass(frozen=True, slots=True)
 class DisruptionMark:
-    """A mark that announces that a node will be taken away. source: a CamelCase reason. predicate: completes the
+    """A mark that a node will be taken away or is gone. source: a CamelCase reason. predicate: completes the
     sentence "node N ...".
     """
 

@@ -1,6 +1,6 @@
 """An installation's own marks of nodes that will go away: taints, labels, annotations or conditions that its tools set.
 
-The operator reads them once from a file and heeds them for all jobs, in addition to the clouds' (`cloud_marks`).
+The operator reads them once from a file and heeds them for all jobs, in addition to the clouds' marks (`cloud_marks`).
 """
 
 import re
@@ -103,7 +103,7 @@ def read_marks(path: Path) -> tuple[NodeMark, ...]:
 
 
 def _mistakes(mark: ReadObject) -> Iterator[Problem]:
-    """Yield a problem unless a mark has exactly one of PLACES, and exactly one of noticeSeconds and gone."""
+    """Yield a problem for each broken rule: exactly one of PLACES, and exactly one of noticeSeconds and gone."""
     places = [place for place in PLACES if place in mark.given]
     if len(places) != 1:
         got = " and ".join(places) or "none"

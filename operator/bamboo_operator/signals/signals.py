@@ -1,7 +1,7 @@
-"""Signals that cluster objects give about a worker: none, a notice that it will be taken away, or its loss.
+"""Signals of pods and nodes about a worker: a notice that it will be taken away, or its loss.
 
-Pure functions of API objects and of the time. A signal lasts while the objects show it: `None` after a notice withdraws
-the notice. `cloud_marks` has the strings.
+Pure functions of API objects and of the time. A signal lasts while the objects show it: None after a notice means that
+the notice is withdrawn. `cloud_marks` has the names of the marks.
 """
 
 import re
@@ -70,7 +70,7 @@ def _strongest(*signals: Signal | None) -> Signal | None:
 def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
     """Return the strongest signal of a node's taints, conditions, labels, annotations and deletion; None without any.
 
-    A cloud's mark that names no time gives the seconds of the node's label LABEL_NOTICE_SECONDS, else of `cloud_marks`.
+    For a cloud's mark without a time, the label LABEL_NOTICE_SECONDS gives the seconds, else `cloud_marks`.
     """
     name = _metadata(node).get("name", "")
     usual = _own_seconds(node)
@@ -160,7 +160,7 @@ def _node_marks(node: Json, now: datetime) -> Iterator[tuple[DisruptionMark, flo
 
 
 def _own_seconds(node: Json) -> float | None:
-    """Return the seconds of notice in the node's own label; None without a valid one."""
+    """Return the seconds of notice in the node's label LABEL_NOTICE_SECONDS; None without a valid label."""
     text = str((_metadata(node).get("labels") or {}).get(LABEL_NOTICE_SECONDS, ""))
     return float(text) if NOTICE_SECONDS.fullmatch(text) else None
 
@@ -276,7 +276,7 @@ def _exit_source(pod: Json, code: int | None) -> str:
 
 
 def _described(terminated: Json) -> str:
-    """Return how a container ended, as a sentence without its subject; after a failure with its message's last line."""
+    """Return how a container ended, as a sentence without its subject. After a failure, add its message's last line."""
     code = _code(terminated)
     if terminated.get("reason") == "OOMKilled":
         sentence = f"ran out of memory and was killed (OOMKilled, exit code {code})"

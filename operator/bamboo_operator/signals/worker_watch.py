@@ -46,7 +46,7 @@ class WorkerWatch:
     def begin(self, known_lost: Collection[WorkerId], *, resumed: bool) -> None:
         """Set the workers that are lost at the start.
 
-        known_lost, resumed: as in `TrainingRun`. If resumed, workers whose pods are being deleted may still be of use.
+        known_lost, resumed: as in `TrainingRun`. Unless resumed, workers whose pods are being deleted are lost, too.
         """
         self.lost = {
             name for name, pod in self.pods().items() if name in known_lost or (not resumed and is_deleted(pod))

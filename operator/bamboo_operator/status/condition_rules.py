@@ -78,7 +78,7 @@ class RuleInput:
         return price_per_hour(self.facts.pools, self.pods if self.idle or self.facts.paid is None else self.facts.paid)
 
     def damage(self) -> list[PipelineDamage]:
-        """Return a fault for each stage whose worker runs several and, with redundancy, each without a second copy."""
+        """Return a fault for each stage that shares its worker and, with redundancy, each one without a second copy."""
         status, spec = self.status, self.facts.spec
         if status is None or spec is None:
             return []
@@ -127,8 +127,8 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
 
 
 def _as_many_as_pods(given: RuleInput, needed: int) -> ConditionResult:
-    """Return the condition WorkersReady while the coordinator does not know its workers: as written before if it was
-    True, unless a running job that has a coordinator lacks pods; else False.
+    """Return the condition WorkersReady while the coordinator does not know its workers: the last written result if it
+    was True, else False. A running job that has a coordinator, but too few pods, gets False, too.
     """
     existing = sum(given.pods.values())
     if given.was("Running") and existing < needed and not given.facts.unattended:

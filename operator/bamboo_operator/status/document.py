@@ -70,7 +70,7 @@ def _plan(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) 
 
 
 def worth_writing(new: BambooJobStatus, old: BambooJobStatus, seconds_since_last: float) -> bool:
-    """Return whether to write a changed status: at once, or after 15 s if only progress and total cost differ."""
+    """Return whether to write a status: a change at once, but only progress or total cost after PROGRESS_SECONDS."""
     if new == old:
         return False
     return seconds_since_last >= PROGRESS_SECONDS or _lasting(new) != _lasting(old)
@@ -113,7 +113,7 @@ def _pipelines(given: RuleInput, previous: BambooJobStatus) -> PipelineCounts:
 
 
 def _desired_pipelines(given: RuleInput, previous: BambooJobStatus) -> int:
-    """Return the desired number of pipelines: a fixed one, else the grid's (unknown: as written), else the maximum."""
+    """Return the fixed number of pipelines, else the grid's (without a status, the last written), else the maximum."""
     spec, status = given.facts.spec, given.status
     assert spec is not None
     if not spec.topology.chooses_pipelines:

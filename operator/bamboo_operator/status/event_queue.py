@@ -1,4 +1,4 @@
-"""The queue of a job's Kubernetes events that are yet to be posted, and their posting."""
+"""The queue of a job's Kubernetes events, and the function that posts them."""
 
 from collections import deque
 from datetime import datetime
@@ -44,10 +44,10 @@ MOST_COUNTED = 256  # posted events whose repetitions are counted
 
 
 class EventQueue(deque[Emit]):
-    """The events of a job that are yet to be posted.
+    """The queue of a job's Kubernetes events to post, oldest first. When full, it drops its oldest event.
 
-    record: the timeline of the job's page, which shows events at once; None if there is none yet. posted: the name and
-    count of the Kubernetes event for each of the last MOST_COUNTED messages.
+    record: the timeline of the job's page, which shows events at once; None while no coordinator runs. posted: the name
+    and count of the Kubernetes event for each of the last MOST_COUNTED distinct events.
     """
 
     def __init__(self, record: JobTimeline | None = None) -> None:
@@ -62,8 +62,8 @@ class EventQueue(deque[Emit]):
 
 
 async def post_events(api: KubeApi, job: JobIdentity, queue: EventQueue) -> None:
-    """Post the oldest events, at most EVENTS_AT_ONCE. Raises RemoteError at the first failure, after dropping an event
-    that can never be posted.
+    """Post the oldest events, at most EVENTS_AT_ONCE. Raises RemoteError at the first failure, after dropping the event
+    if it can never be posted.
     """
     for _ in range(min(EVENTS_AT_ONCE, len(queue))):
         emit = queue[0]
@@ -77,7 +77,7 @@ async def post_events(api: KubeApi, job: JobIdentity, queue: EventQueue) -> None
 
 
 async def _post(api: KubeApi, job: JobIdentity, queue: EventQueue, emit: Emit, now: datetime) -> None:
-    """Post an event, or count a repetition of the same text, as Kubernetes' own controllers do."""
+    """Post an event, or increment the count of its earlier Kubernetes event, as Kubernetes' own controllers do."""
     key = (emit.reason, emit.message, emit.warning)
     name, count = queue.posted.pop(key, ("", 0))
     if not (name and await api.count_event(job.key[0], name, count + 1, api_time(now))):
@@ -89,13 +89,11 @@ async def _post(api: KubeApi, job: JobIdentity, queue: EventQueue, emit: Emit, n
 
 
 def may_be_posted_later(error: ApiError) -> bool:
-    """Return whether the refusal of an event is temporary. An API server that has just started forbids everything
-    (403).
-    """
+    """Return whether a refused event may be accepted later. An API server that has just started answers 403."""
     return error.status in (403, 429) or error.status >= 500 or error.reason == "NotJson"
 
 
 def _drop(queue: EventQueue, emit: Emit) -> None:
-    """Remove an event that was posted, or can never be, unless the full queue has dropped it for a newer event."""
+    """Remove an event from the front of the queue, unless the full queue has dropped it for a newer event."""
     if queue and queue[0] is emit:
         queue.popleft()

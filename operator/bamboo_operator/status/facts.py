@@ -1,4 +1,4 @@
-"""The operator's facts about a job, from which the job's status is built together with the coordinator's status."""
+"""The operator's facts about a job, which the job's status combines with the coordinator's status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from bamboo_operator.pods.starting import StartupProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusFacts:
-    """The facts about a job, beyond its coordinator's status, from which the operator builds the job's status."""
+    """The facts about a job that the operator adds to the coordinator's status to build the job's status."""
 
     now: datetime
     generation: int
@@ -53,13 +53,13 @@ class StatusFacts:
 
     @property
     def spent(self) -> bool:
-        """Whether the job's cost has reached the money of its budget."""
+        """Whether the job's cost has reached its budget.money; False without a budget."""
         money = self.spec.budget.money if self.spec and self.spec.budget else None
         return money is not None and self.cost >= money
 
     @property
     def time(self) -> datetime:
-        """The time in whole seconds, as in a status."""
+        """`now` in UTC, cut to whole seconds, as a status holds times."""
         return whole_seconds(self.now)
 
 
@@ -67,7 +67,7 @@ class StatusFacts:
 class OperatedJob:
     """A job as its operator knows it, for its page and its metrics.
 
-    view: the spec in force (else the newest, as far as it is valid), the last written and the coordinator's status.
+    view: holds the spec in force (else the valid parts of the newest), the last written status and the coordinator's.
     """
 
     view: JobView

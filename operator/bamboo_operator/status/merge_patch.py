@@ -1,4 +1,4 @@
-"""JSON merge patches (RFC 7396) of a status, which also remove fields that are gone at any depth."""
+"""JSON merge patches (RFC 7396) of a status, which also remove the fields, at any depth, that the new status lacks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +7,8 @@ Json = Mapping[str, Any]
 
 
 def merge_patch(new: Json, before: Json) -> dict[str, Any]:
-    """Return the JSON merge patch that turns any object that has no fields but those of `before` into `new`. Neither
-    `before` nor `new` may contain None.
+    """Return the JSON merge patch that turns `before`, or an object with other values or fewer fields, into `new`.
+    Neither `before` nor `new` may contain None.
     """
     patch: dict[str, Any] = dict.fromkeys(before.keys() - new.keys())
     for key, value in new.items():
@@ -18,7 +18,7 @@ def merge_patch(new: Json, before: Json) -> dict[str, Any]:
 
 
 def either(one: Json, other: Json) -> dict[str, Any]:
-    """Merge two objects, as the base of a patch when it is unknown which of them was written."""
+    """Return an object with the fields of both: the `before` of a patch if the server may hold either of them."""
     both = {**one, **other}
     for key in one.keys() & other.keys():
         if isinstance(one[key], Mapping) and isinstance(other[key], Mapping):

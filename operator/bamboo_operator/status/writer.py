@@ -1,4 +1,4 @@
-"""The writer of a job's status, which remembers the last written one."""
+"""The writer of a job's status, which remembers the last status written."""
 
 import time
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ from bamboo_operator.status.merge_patch import either, merge_patch
 
 
 class StatusWriter:
-    """The only writer of a job's status. existing: the status in the cluster. earlier: the status before the newest
-    coordinator; the coordinator's counts are added to its counts.
+    """The only writer of a job's status. existing: the status in the cluster. earlier: the status at the creation of
+    the newest coordinator, whose counts are added to it.
     """
 
     def __init__(self, job: JobIdentity, existing: Mapping[str, Any], api: KubeApi) -> None:
@@ -35,21 +35,21 @@ class StatusWriter:
         self.earlier_cost = Decimal(self.written.cost.total or 0)  # of the operators before this one
 
     def begin(self) -> None:
-        """Note that a coordinator is created, whose counts are added to the written ones."""
+        """Make the written status `earlier`, for a new coordinator, whose counts begin at 0."""
         self.earlier = self.written
 
     @property
     def plan(self) -> str | None:
-        """The plan record while workers train, perhaps left by another operator; else None.
+        """The written plan record if workers may train by it, perhaps since an earlier operator; else None.
 
-        A record that this version cannot read counts, too.
+        A record that this version cannot read is returned, too; one without pipelines is not.
         """
         record, text = self.written.plan_record, self.written.plan
         return (text or None) if record.lost is None or record.pipelines else None
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is suspended and its workers were told to stop, perhaps by another operator."""
+        """Whether the written status is Suspended without a plan: this or an earlier operator stopped the workers."""
         return self.plan is None and self.written.holds("Suspended")
 
     def progress(self, spec: JobSpec | None) -> EarlierProgress:
@@ -60,7 +60,7 @@ class StatusWriter:
         return EarlierProgress(step=training.step or 0, step_seconds=seconds)
 
     async def write(self, facts: StatusFacts, status: Status | None, created: int | None = None) -> None:
-        """Write the status if it has changed enough, or the last answer was lost. Raises RemoteError and JobGone.
+        """Write the status if it changed enough, or the last write got no answer. Raises RemoteError and JobGone.
 
         status: the coordinator's; None without one. created: number of workers ever created; None if unchanged.
         """

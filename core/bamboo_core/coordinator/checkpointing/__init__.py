@@ -1,1 +1,1 @@
-"""Checkpoints, their copies in host memory, and restoring from them."""
+"""The coordinator's decisions on checkpoints, their copies in host memory, and restores."""

@@ -17,7 +17,7 @@ from bamboo_core.planning.splits.resplit_plans import Sources, holders_of
 
 
 def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> None:
-    """Record a worker's copies of a checkpoint's layers. Ignored without spec.checkpoint, or if a layer is unknown."""
+    """Record a worker's copies of a checkpoint's layers, if the job keeps checkpoints and the model has all of them."""
     state = turn.state
     layers = (
         len(state.layers.costs) if state.layers.costs is not None else state.plan.stages[-1][1] if state.plan else None
@@ -36,7 +36,7 @@ def committed(turn: Turn, newest: CheckpointId) -> None:
 
 
 def given_up(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """Tell holders to drop copies of an abandoned checkpoint, if any, and its writers to stop and remove files."""
+    """Tell workers to stop writing an abandoned checkpoint and to drop its copies and files; None: do nothing."""
     if checkpoint is not None:
         _drop(turn, (checkpoint,), frozenset(turn.state.checkpoints.dealt.values()))
 
@@ -50,7 +50,7 @@ def _drop(turn: Turn, useless: tuple[CheckpointId, ...], others: frozenset[Worke
 
 
 def begun(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """Forget copies of all checkpoints but the one, if any, with which a plan begins; workers drop the copies, too."""
+    """Forget all copies except those of `checkpoint`, with which a plan begins; workers drop these copies, too."""
     turn.put(turn.state.copies.without([one for one in turn.state.copies.held if one != checkpoint]))
 
 

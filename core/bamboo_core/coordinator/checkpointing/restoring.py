@@ -1,4 +1,4 @@
-"""Restoring a job from a checkpoint: which checkpoint, after which losses, and which steps are repeated."""
+"""Restoring a job from a checkpoint: the search for the checkpoint, its time limit, and the steps to repeat."""
 
 from typing import Final
 
@@ -22,7 +22,7 @@ def lost(turn: Turn, reason: str, message: str) -> None:
     """Handle the loss of all copies of a stage's state.
 
     The job goes back (`go_back`) if it keeps checkpoints or has committed no step; else it ends as Unrecoverable.
-    Ignored while the job is already going back.
+    Does nothing while the job is already going back.
     """
     if turn.state.phase == "Restoring":
         return
@@ -71,8 +71,8 @@ def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = Fal
 def may_begin_again(state: CoordinatorState) -> bool:
     """Return whether the job may start at the first step if it has no checkpoint to go back to.
 
-    It may if no step is committed yet, or if the job keeps checkpoints and none exists yet. Otherwise the existing ones
-    are unusable, or the job keeps none, and it may not: the user may know a better way then.
+    True if no step is committed yet, or if the job keeps checkpoints and none exists yet. False if the existing ones
+    are unusable, or if a job that keeps none has committed steps: the user may know a better way then.
     """
     none_yet = state.spec.checkpoint is not None and not (state.checkpoints.bad or state.restoring.spoiled)
     return nothing_trained(state) or none_yet
@@ -87,7 +87,7 @@ def nothing_trained(state: CoordinatorState) -> bool:
 
 
 def check_deadline(turn: Turn) -> None:
-    """End a job as Unrecoverable if it cannot go on from a checkpoint within RESTORE_SECONDS, as for lack of nodes."""
+    """End the job as Unrecoverable if it is still restoring after RESTORE_SECONDS, for example for lack of nodes."""
     state, c = turn.state, turn.state.restoring
     if state.phase != "Restoring" or c.back_since is None or turn.now - c.back_since <= RESTORE_SECONDS:
         return
@@ -119,7 +119,7 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
 
 
 def is_known(turn: Turn) -> bool:
-    """Return whether it is known with which checkpoint, if any, to begin; if not, ask a worker to look in the store."""
+    """Return whether the search for a checkpoint to begin with is over; if not, ask a worker to search the store."""
     state, c = turn.state, turn.state.restoring
     if state.spec.checkpoint is None or c.looked:
         return True

@@ -1,4 +1,4 @@
-"""Checkpoints: when the coordinator takes one, which worker writes which layers, and when the checkpoint is complete.
+"""Saving of checkpoints: their steps, the workers that write the layers, and the completion by a manifest.
 
 The root marks the commit after which the state is saved. Each worker named as a writer copies its layers of that state
 and writes them while training goes on. When all layers are durable, one worker writes the manifest. `restoring` goes
@@ -32,8 +32,8 @@ MOST_WRITERS: Final = 16  # of a stage
 def first_number(secret: str, now: float) -> int:
     """Return the first number of a coordinator's checkpoint requests.
 
-    Each coordinator starts at another number, so that workers do not take its requests for those of an earlier
-    coordinator.
+    Each coordinator starts at another number, so that workers do not mistake its requests for an earlier coordinator's
+    requests.
     """
     return int.from_bytes(sha256(f"{secret} {now}".encode()).digest()[:5], "big")
 
@@ -120,7 +120,7 @@ def _has_unkept(state: CoordinatorState) -> bool:
 
 
 def stop_if_kept(turn: Turn) -> None:
-    """Once the last checkpoint of a job that was asked to stop is complete, abandoned or too slow, end the job."""
+    """End a job that was asked to stop, once its last checkpoint is complete, abandoned or too slow."""
     state, c, stopping = turn.state, turn.state.checkpoints, turn.state.ending.stopping
     if stopping is None:
         return
@@ -144,7 +144,7 @@ def _lacks_pause(state: CoordinatorState) -> bool:
 
 
 def _keep_the_endangered(turn: Turn) -> None:
-    """Make a checkpoint of new steps due at once if a stage's holders all have a notice; again at further notices."""
+    """Make a checkpoint of new steps due now if all holders of a stage have notices; do so again at further notices."""
     state, c = turn.state, turn.state.checkpoints
     noticed = frozenset(state.noticed)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
@@ -154,14 +154,14 @@ def _keep_the_endangered(turn: Turn) -> None:
 
 
 def _came_too_late(turn: Turn) -> bool:
-    """Return whether the root missed the requested checkpoint: the last step was committed some time ago without it."""
+    """Return whether the root missed the request: the last step was committed more than 2 * AGAIN_SECONDS ago."""
     state = turn.state
     over = state.step >= state.spec.training.steps
     return over and turn.now - state.progress.last_at > 2 * AGAIN_SECONDS
 
 
 def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
-    """Return each stage's writers: its certain holders, at most MOST_WRITERS, preferably none under notice."""
+    """Return each stage's writers: up to MOST_WRITERS certain holders; workers under notice only if all holders are."""
     writers = []
     for holders in state.certain_holders(plan):
         staying = [w for w in holders if w in state.workers and state.stays(w)]
@@ -185,7 +185,7 @@ def _request(turn: Turn, at: int) -> None:
 
 
 def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
-    """Return the writers, with layers still to write, that are gone or hold neither their stage nor copies of it."""
+    """Return the writers that cannot write their remaining layers: gone, or without their stage and copies of it."""
     state, c, lost = turn.state, turn.state.checkpoints, set()
     for stage, writers in enumerate(c.writers):
         layers, holders = plan.stages[stage], plan.holders_of(stage)
@@ -197,17 +197,16 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
 
 
 def is_writing(turn: Turn, worker: WorkerId) -> bool:
-    """Return whether a worker under notice still writes its share of a checkpoint, from its earlier copies."""
+    """Return whether a worker under notice still writes its share of the checkpoint in progress, from its copies."""
     plan = turn.state.plan
     return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.stages)
 
 
 def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:
-    """Return whether a worker under notice still writes its share of a stage to the checkpoint in progress, from
-    copies.
+    """Return whether a worker under notice still writes layers of a stage to the checkpoint in progress, from copies.
 
-    The copy is certain only once one of its parts is durable: the worker may have copied another stage and not this
-    one. Without a durable part the coordinator waits FIRST_PART_SECONDS. layers: first and end of the stage's range.
+    The copies are certain only once one of their files is durable: the worker may have copied another stage and not
+    this one. Until then, the coordinator waits FIRST_PART_SECONDS. layers: first and end of the stage's range.
     """
     c = turn.state.checkpoints
     if worker not in turn.state.noticed or c.writing is None or not _unwritten(c, worker, layers):
@@ -353,7 +352,7 @@ def is_written(state: CoordinatorState) -> bool:
 
 
 def commit_if_written(turn: Turn) -> None:
-    """Commit the checkpoint in progress once all its files are durable: ask a worker to write its manifest."""
+    """Commit the checkpoint in progress if all its files are durable: ask a worker to write its manifest."""
     if is_written(turn.state):
         _commit(turn)
 

@@ -1,7 +1,7 @@
 """Choosing the grid: measured step times, the fastest grid for a number of workers, and whether a change pays. Pure.
 
-A layer's time is the median of its newest measurements. On a grid that was run, the measured step time counts more than
-the model's, less so the older it is. The link speed is estimated so that the model predicts the measured step. See
+A layer's time is the median of its newest measurements. For a grid that has run, the measured step time replaces the
+model's, and gives way to it with age. The link speed is estimated so that the model predicts the measured step. See
 docs/design/grids.md.
 """
 
@@ -80,9 +80,9 @@ def are_owners_apart(state: CoordinatorState, plan: Plan) -> bool:
 
 
 def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> JobSpec:
-    """Return the job's spec, for elastic and Auto jobs with only the replicas that fit in memory on this grid.
+    """Return the job's spec, with fewer replicas if not all fit in memory on this grid (elastic and Auto jobs only).
 
-    split: layers of each stage; None: the split that the grid would get, which heeds memory.
+    split: layers of each stage; None: the split that the grid would get, which is chosen to fit in memory.
     """
     asked, copies = state.spec.redundancy, _copies(state, grid, split)
     if copies == asked.kept:
@@ -95,7 +95,8 @@ def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
     """Return the number of replicas of each stage: as requested, but in elastic or Auto jobs only as many as fit.
 
     Until a restarted coordinator knows the size of the layers, a job without replicas stays without. A job that has
-    replicas and may not do without them keeps the requested number if not even one fits. split: None: all or none.
+    replicas and may not do without them keeps the requested number if not even one fits. split: layers of each stage;
+    None: unknown, so the result is all requested replicas or none.
     """
     asked = state.spec.redundancy.kept
     if not asked or not heeds_memory(state.spec):
@@ -141,7 +142,7 @@ def _figures(state: CoordinatorState, network: float) -> ModelFigures | None:
 
 @lru_cache(maxsize=64)
 def _figures_of(costs: tuple[float, ...], sizes: tuple[LayerBytes, ...], share: float, factor: float) -> ModelFigures:
-    """Build the model's figures. Cached, because each event asks for them and the arguments seldom change."""
+    """Build the model's figures. Cached, because every event may need them and the arguments seldom change."""
     layers = tuple(
         Layer(
             forward=max(0.0, seconds) * share,
@@ -163,7 +164,7 @@ def is_undisturbed(state: CoordinatorState) -> bool:
 
 
 def measured(state: CoordinatorState) -> float | None:
-    """Return the median seconds of a step on the plan's grid; None until enough were timed, or if disturbed."""
+    """Return the median seconds of a step on the plan's grid; None unless enough steps are timed and undisturbed."""
     taken = state.grids.taken
     known = len(taken) >= FAMILIAR_STEPS or (len(taken) > 1 and sum(taken) >= FAMILIAR_SECONDS)
     return median(taken) if known and is_undisturbed(state) else None
@@ -218,12 +219,12 @@ def best(state: CoordinatorState, rates: GridRates, workers: int) -> GridRate | 
 
 
 def ranked(state: CoordinatorState, rates: GridRates, workers: int, most: int) -> tuple[GridRate, ...]:
-    """Return the fastest grid for each number of stages, fastest first, at most `most` grids."""
+    """Return the fastest grid of each number of stages for a number of workers, fastest first, at most `most` grids."""
     return rates.ranked(workers, most, known_steps(state, rates), scale(state, rates))
 
 
 def rate(state: CoordinatorState, rates: GridRates, grid: Grid) -> GridRate | None:
-    """Return a grid with its expected step time, scaled like `best`; None if workers have no memory for it."""
+    """Return a grid with its step time, measured or scaled as in `best`; None if it does not fit in workers' memory."""
     return rates.rate(grid, known_steps(state, rates), scale(state, rates))
 
 
@@ -271,8 +272,8 @@ def now_expected(state: CoordinatorState, rates: GridRates) -> float:
 def left(state: CoordinatorState, rates: GridRates, now: float) -> float:
     """Return the seconds until the step in progress ends under the plan in force.
 
-    With a complete grid, that is the expected step time less the time passed. After a loss, it is the unfinished share
-    of a whole step with the remaining workers, which compute about one group of microbatches again.
+    With a complete grid, that is the expected step time less the time passed. After a loss, it is the time in which the
+    remaining workers run the unfinished share and repeat about one gradient group, less the time since the loss.
     """
     plan, since, known = state.current_plan, state.progress.last_at, rate(state, rates, grid_of(state.current_plan))
     if not is_short(state) or known is None:
@@ -293,9 +294,7 @@ def outlook(state: CoordinatorState, now: float) -> float:
 
 
 def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
-    """Estimate for how many seconds training stops if the grid changes to `grid`; 0 if the layers stay split as they
-    are.
-    """
+    """Estimate the seconds for which a change to `grid` stops training; 0 if the layers stay split as they are."""
     if keeps_split(state, rates, grid):
         return 0.0
     whole = sum(layer.parameters + layer.optimizer for layer in rates.figures.layers)
@@ -305,7 +304,7 @@ def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
 
 
 def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, margin: float = WORTH) -> bool:
-    """Return whether a change of the grid completes more steps within `until` seconds despite its pause of `stopped`.
+    """Return whether a change of the grid, with a pause of `stopped` seconds, completes more steps in `until` seconds.
 
     now_seconds, then_seconds: the time of a step before and after the change. margin: share by which a step must be
     shorter; 0 if a worker is missing (`is_short`), since a complete grid is worth more.
@@ -333,7 +332,7 @@ def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: f
 def restart_wait(state: CoordinatorState) -> float:
     """Return the seconds for which a restore waits for more workers, at most `elastic.stabilizationSeconds`.
 
-    That is the usual time to replace a worker if between GATHERING and SOON, else GATHERING: the job starts small.
+    That is the usual time to replace a worker if between GATHERING and SOON; else GATHERING, as the job starts small.
     """
     usual = _usual_refill(state)
     return min(stabilization_seconds(state.spec), usual if GATHERING < usual <= SOON else GATHERING)

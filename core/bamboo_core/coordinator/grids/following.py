@@ -29,8 +29,8 @@ NO_ROOM: Final = ", without copies of stages, for which no grid has room"
 
 
 def watch(turn: Turn) -> None:
-    """Record measurements, and since when another grid has been worth a change, for a job with `elastic`. For other
-    jobs with `redundancy.mode: Auto`, only compute the estimates of step times once (`keep_rates`).
+    """Update an elastic job's measurements, and the pending change of its grid (`grids.resize`). For other jobs with
+    `redundancy.mode: Auto`, only compute the estimates of step times, once (`keep_rates`).
     """
     state = turn.state
     if state.spec.elastic is None:
@@ -59,8 +59,8 @@ def keep_rates(turn: Turn) -> None:
 
 
 def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
-    """Return the grid to which a change pays or is necessary, by measured times of layers, even if only the split
-    changes; else None. Also update `holding.target` (`objective: Value`), and report an edit that no grid fits.
+    """Return the grid to change to, by measured times of layers; the present grid if only its split has to change; None
+    if nothing has to. Also update `holding.target` (`objective: Value`), and report an edit that no grid fits.
     """
     state = turn.state
     assert state.spec.elastic is not None
@@ -98,7 +98,7 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 
 
 def _note(turn: Turn, staying: int) -> None:
-    """Record the number of ready workers without a notice; for `objective: Value` also which workers have none."""
+    """Record the number of ready workers without a notice and, for `objective: Value`, which workers have no notice."""
     state = turn.state
     leaving = [w for w in state.holding.staying if w in state.noticed]
     spared = sum(1 for w in leaving if state.membership.leaving[w].spared and state.workers[w].ready)
@@ -176,7 +176,7 @@ def _steps_apart(state: CoordinatorState) -> int:
 
 
 def is_due(state: CoordinatorState, now: float) -> bool:
-    """Return whether another grid has been worth a change for long enough; a necessary change is due at once."""
+    """Return whether the pending change of the grid (`resize`) is due: necessary, or worthwhile for long enough."""
     grids, rates = state.grids, state.grids.rates
     if grids.resize is None or rates is None or grids.expected is None:
         return False
@@ -197,8 +197,8 @@ def splits_anew(state: CoordinatorState) -> bool:
 
 
 def next_grid(state: CoordinatorState, workers: int) -> Grid:
-    """Return the grid on which a number of workers continue from a cut: that of `grid_for`, or the present one if the
-    job is not elastic, if the cut only balances the load and all cells get a worker, or if no grid is possible.
+    """Return the grid on which a number of workers continue from a cut: in elastic jobs that of `grid_for`, if any;
+    else the present one. A cut for speed alone also keeps the present grid, if each cell gets a worker.
     """
     grid = grid_of(state.current_plan)
     balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
@@ -224,7 +224,7 @@ def grid_for(state: CoordinatorState, workers: int) -> Grid | None:
 
 
 def report_no_grid(turn: Turn, workers: int) -> None:
-    """Report why the job does not start with its workers, and fail it if no permitted number of them has a grid."""
+    """Report, once, why no grid fits the job's workers; fail the job if more workers would not help."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     if rates is None:
         return
@@ -253,7 +253,7 @@ def _report_if_no_grid_fits_the_edit(turn: Turn, rates: GridRates, workers: int,
 
 @lru_cache(maxsize=16)
 def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
-    """Return why these workers can run no grid, and a larger number that can; or why even the most cannot, and None."""
+    """Return why no grid fits these workers, and a larger number that would do; or why none fits the most, and None."""
     spec, layers = rates.spec, len(rates.figures.layers)
     most = whole_workers(spec)
     tried = [min(workers << doubled, most) for doubled in range(1, most.bit_length() + 1)]

@@ -61,7 +61,7 @@ def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
 
 
 def seen(state: CoordinatorState, now: float) -> Holding:
-    """Return the updated record: the workers that stay, and the losses and hours of workers that stay no longer."""
+    """Return `state.holding` with the workers that stay now; add losses and hours of former ones to their zones."""
     known = state.holding
     staying = {w: r.peer.zone for w, r in state.workers.items() if state.stays(w)}
     if staying.keys() == known.staying.keys():
@@ -104,7 +104,7 @@ def missing_share(state: CoordinatorState, now: float) -> float:
 
 
 def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
-    """Yield numbers of missing workers with their binomial probabilities, 0 to 1, without negligible ones."""
+    """Yield each likely number of missing workers of `held`, and its probability. share: one worker's probability."""
     mean = held * share
     around = 1 + SPREAD * math.sqrt(mean * (1 - share))
     fewest, most = max(0, math.floor(mean - around)), min(held, math.ceil(mean + around))
@@ -127,7 +127,7 @@ def to_have(state: CoordinatorState) -> int:
 
 
 def fewest_to_begin(state: CoordinatorState) -> int:
-    """Return the number of workers of the smallest grid (in elastic jobs with known layers: the smallest that fits)."""
+    """Return the fewest workers with which the job can begin; in elastic jobs with known layers, a grid must fit."""
     spec = state.spec
     fewest = fewest_workers(spec)
     rates = choosing.rates_of(state) if spec.elastic else None
@@ -241,9 +241,9 @@ def _pause_of(state: CoordinatorState, rates: GridRates, workers: int) -> float:
 
 
 def resume(turn: Turn) -> None:
-    """After a restart of the coordinator, hold as many workers as the grid has cells until `aim` chooses again.
+    """Hold as many workers as the grid has cells after a restart of the coordinator, until `aim` chooses again.
 
-    Only for `objective: Value`.
+    Does nothing without `objective: Value`.
     """
     known, plan = turn.state.holding, turn.state.plan
     if gives_back(turn.state.spec) and plan is not None:
@@ -314,7 +314,7 @@ def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> 
 
 
 def picks(state: CoordinatorState, then: Grid) -> bool:
-    """Return whether a change to a smaller grid gives back expensive workers; for that, layers must be split anew."""
+    """Return whether a change to grid `then` gives back the most expensive workers, which needs a new split."""
     known = state.holding
     prices = [known.prices[w] for w in known.staying if w in known.prices]
     if not is_too_large(state) or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:

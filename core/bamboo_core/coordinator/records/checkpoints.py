@@ -82,8 +82,7 @@ class CheckpointState(Record):
     def with_parts(
         self, checkpoint: CheckpointId, parts: Mapping[int, CheckpointPart], stall: float, common: dict[str, Any]
     ) -> "CheckpointState":
-        """Record durable parts of the checkpoint in progress, or of one whose commit this coordinator has not received
-        yet.
+        """Record durable parts of the checkpoint in progress, or of one whose commit is not reported yet.
 
         Workers may report the same parts again. stall: seconds for which the reporting worker waited.
         """

@@ -33,7 +33,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """The former workers of a zone. losses: how many of them were lost. hours: for how long they ran, added up."""
+    """Losses and hours of a zone's former workers. losses: how many were lost. hours: sum of their times in the job."""
 
     losses: int = 0
     hours: float = 0.0
@@ -67,7 +67,7 @@ class Holding(Record):
 class GridState(Record):
     """The grid for the available workers, and the measurements by which the coordinator chooses it.
 
-    resize: another grid that is worth a change, and since when any has been. rates: estimated step times, by grid.
+    resize: the grid to change to, and since when some change has been worthwhile. rates: estimated step times, by grid.
     network: the factor by which links seem faster than assumed. looks: layers' times, measured at several moments, the
     last one after `looked` committed steps. costs: each layer's median of these. running: the grid that runs, and the
     origin of its states. tries: the times of changes of the grid since workers or layer times last changed.
@@ -168,8 +168,8 @@ class Resplit:
 
     number: of the request for a cut after step `at` or a later one; 0 without a request. asked, asked_at: the root that
     was last asked, and when. cut: the state to move; None until a commit has carried the request. since: when the
-    request was made; from the cut on, when the cut came. held: the layers of that state that each worker reports to
-    hold. stages: the new split if it is only for speed, on the same grid and workers; else None.
+    request was made; from the cut on, when the cut came. held: the layers of that state that each worker has reported.
+    stages: the new split if it is only for speed, on the same grid and workers; else None.
     """
 
     number: int

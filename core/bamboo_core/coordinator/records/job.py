@@ -29,13 +29,13 @@ class EarlyEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTerms(Record):
-    """The terms of a job: only an edit, an early stop or its undoing, and a number of steps counted by a worker change
-    them.
+    """The terms of a job: its spec, manifest and settings. They change only by an edit, an early stop or its undoing,
+    and when a worker has counted the steps.
 
     secret: the secret that the job's workers share. history: URL of the job's history, which workers write; "" if none
     is kept. last_state: URL for the checkpoint of the last state of a job that keeps no other checkpoints; "" if that
-    is not kept. started: when the coordinator was made. heartbeat_timeout: seconds. early_stop: why the specification
-    has fewer steps than the manifest.
+    is not kept. started: when the coordinator was made. heartbeat_timeout: seconds. early_stop: why the spec has fewer
+    steps than the manifest; None if it has not.
     """
 
     spec: JobSpec
@@ -94,10 +94,10 @@ class Plans(Record):
 
     newest: None before the first plan. since_step: number of steps committed when `newest` was made. applied: workers
     that have applied it. synced: replicas in step. in_force: the plan that workers follow until the step ends, if
-    `newest` only ends its portions (microbatches of a lost cell, dealt to several workers) afterwards.
+    `newest` is the same plan without its portions (microbatches of a lost cell, dealt to several workers); else None.
 
-    steady: the last reconciliation found nothing to do, and time alone will not change that. settled: the newest view
-    for which no plan was better.
+    steady: the last `replan` found nothing to do, and time alone will not change that. settled: the newest view for
+    which no plan was better.
     """
 
     newest: Plan | None = None
@@ -115,7 +115,7 @@ class Plans(Record):
     def issued(self, plan: Plan, step: int) -> "Plans":
         """Make a plan the newest one.
 
-        Replicas of an owner that stays remain in step; a former owner that becomes a replica is in step, too.
+        Replicas in step remain so if the cell keeps its owner. A former owner that becomes a replica is in step, too.
         """
         synced: set[tuple[Cell, WorkerId]] = set()
         for cell, owner in self._owners_before(plan):
@@ -134,13 +134,13 @@ class Plans(Record):
         return self.in_force is not None and step <= self.since_step
 
     def of_step(self, step: int) -> Plan | None:
-        """Return the plan by which the step in progress runs, with the newest epoch, as the base of later plans."""
+        """Return the plan of the current step, with the newest epoch, as base of later plans; None without a plan."""
         if self.newest is None or self.in_force is None or not self.settles(step):
             return self.newest
         return msgspec.structs.replace(self.in_force, epoch=self.newest.epoch)
 
     def _owners_before(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
-        """Return the cells that both plans have, with their owners in the newest plan; none if the origins differ."""
+        """Return the cells that `plan` and `newest` share, with their owners in `newest`; [] if the origins differ."""
         old = self.newest
         if old is None or old.origin != plan.origin:
             return []
@@ -267,9 +267,9 @@ class Inquiry(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """An early end of the job, once a state of `step` steps or more is kept, or cannot be kept in time.
+    """A requested end of the job, once a checkpoint of step `step` or later is complete, or cannot be in time.
 
-    since: when it was requested. unheard: workers have to reconnect to a restarted coordinator first.
+    since: when it was requested, in seconds. unheard: workers have to reconnect to a restarted coordinator first.
     """
 
     reason: str

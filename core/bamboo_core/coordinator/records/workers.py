@@ -40,7 +40,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
-    """How a worker ended, or why it was declared lost. disrupted: it was taken away, without a fault of its own."""
+    """The end of a worker. how: how it ended, or why it was declared lost. disrupted: it was taken away."""
 
     how: str
     disrupted: bool
@@ -143,7 +143,7 @@ class Membership(Record):
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Liveness(Record):
-    """Which workers can reach each other, and how long to wait for silent workers.
+    """The broken links between workers, the first signs of losses, and how long to wait for silent workers.
 
     links: (reporter, peer) -> since when the reporter cannot reach the peer. first_signs: the time of the first sign of
     each recent loss. patience: additional seconds to wait, until patient_until, because most workers were silent.
@@ -165,7 +165,7 @@ class Liveness(Record):
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class WorkerEnds(Record):
-    """How workers ended.
+    """The ends of lost workers, and the count of failures.
 
     failures: descriptions of workers that failed by themselves since the last commit. restarts: the total number of
     workers that failed by themselves. unexplained: lost workers whose end is still unknown. since_commit: the ends of
@@ -207,7 +207,7 @@ class Admission(Record):
 class Straggler:
     """A worker that takes longer for its layers than other workers would.
 
-    since, step: when that was first measured, and the number of committed steps then. cell: the cell that it
+    since, step: the time and the number of committed steps when it was first slow. cell: the cell that it
     runs. seconds: its time for a microbatch. usual: the time that other workers would take. compared: measured against
     other workers, not against the counted costs of its layers. found: slow for long enough to be reported. lasting:
     slow for long enough that the coordinator acts.
@@ -227,10 +227,10 @@ class Straggler:
 class StragglerState(Record):
     """The workers' speeds, and the workers replaced because of them.
 
-    slow: all stragglers, even if not reported yet. paces: the times of owners, by the layers that they run now.
+    slow: all stragglers, even if not reported yet. paces: the owners' times, by worker and its present layers.
     estimate: the newest estimate of layers' times that covers all layers. looked_at: when workers were last compared,
-    in seconds. replaced: the times of replaced workers, by their layers. replacements: the number of replaced workers.
-    asked_at: since when one worker more is requested to replace a slow one. again_at: when another may be requested.
+    in seconds. replaced: replaced workers' seconds per microbatch, by worker and layers. replacements: their number.
+    asked_at: since when one more worker is requested to replace a slow one. again_at: when another may be requested.
     """
 
     slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
@@ -272,7 +272,7 @@ class GuardState(Record):
     differences: int = 0
 
     def at(self, origin: int, stage: int, version: int) -> ReportedState | None:
-        """Return the checksums reported of a stage's state at a version; None without a report of this origin."""
+        """Return the reported checksums of a stage's state at a version; None without a report of this origin."""
         return self.reported.get((stage, version)) if origin == self.plan_origin else None
 
     def reporting(

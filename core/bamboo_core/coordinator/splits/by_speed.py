@@ -28,7 +28,7 @@ BYTES_PER_SECOND: Final = 1e8  # assumed speed of moving layers, until one move 
 
 
 def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
-    """Record since when another split is expected to be faster and, once that lasts, the split, so that a cut follows.
+    """Look for a faster split, and record since when one is expected; once that has lasted, record the split for a cut.
 
     suspected: a worker seems slow, but not for long enough yet; a new split waits for that. slow: descriptions of the
     slow workers.

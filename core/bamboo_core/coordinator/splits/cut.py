@@ -3,7 +3,7 @@
 The root marks a commit after which no worker begins another step (the cut). Each worker copies its layers of that state
 to host memory and reports them (StateHeld). When live workers hold all layers, a plan of a new origin names the
 holders, and each worker starts with the layers that it needs, its own or received ones. Until all have started, every
-worker keeps its copies, so after a loss that leaves a copy of each layer the job goes on from the cut, on whatever grid
+worker keeps its copies. So after a loss that leaves a copy of each layer, the job goes on from the cut, on a grid that
 fits. See docs/design/resplit.md.
 """
 
@@ -29,7 +29,7 @@ COPIES_SECONDS: Final = 60.0  # from the cut, for all holders' copies; then one 
 
 
 def is_cut(state: CoordinatorState) -> bool:
-    """Return whether there is a cut from which no plan goes on yet, so that no step begins meanwhile."""
+    """Return whether a cut waits for the plan that continues from it; no step begins meanwhile."""
     cut = state.splits.resplit.cut if state.splits.resplit else None
     return cut is not None and (state.plan is None or state.plan.restore != cut)
 
@@ -85,7 +85,7 @@ def known_work(state: CoordinatorState) -> WorkEstimate | None:
 
 
 def withdraw(turn: Turn) -> None:
-    """Withdraw a requested cut, because something more urgent came up or the present split suits the workers again.
+    """Withdraw a requested cut, unless a commit has carried it: another change is more urgent, or no cut is needed now.
 
     The root gets a request for a step that never comes, which replaces the withdrawn one.
     """

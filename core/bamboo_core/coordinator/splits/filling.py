@@ -19,7 +19,7 @@ from bamboo_core.planning.steps.worker_memory import spare_bytes
 
 
 def watch(turn: Turn) -> None:
-    """While a cut is due, choose replicas on idle workers, anew if workers or grid change; afterwards drop them."""
+    """Choose temporary replicas on idle workers while a cut is due, anew if workers or grid change; else drop them."""
     state = turn.state
     if state.splits.resplit is not None:
         return

@@ -14,7 +14,7 @@ EARLIER: Final = " earlier"  # suffix for the name of a worker's earlier self
 
 
 def owned_times(state: CoordinatorState) -> dict[Cell, StageTimes]:
-    """Return the times of each cell whose owner has measured the cell's present layers."""
+    """Return the owners' times for the cells whose present layers they have timed for LEAST_MICROBATCHES or more."""
     plan = state.current_plan
     by_cell = {}
     for cell in plan.cells():
@@ -122,7 +122,7 @@ def _reading(owned: Mapping[Cell, StageTimes], stage: int) -> float:
 def _shares(
     plan: Plan, owned: Mapping[Cell, StageTimes], stage: int, counted: tuple[float, ...] | None
 ) -> list[float] | None:
-    """Return each layer's share of its stage's time; they add up to 1. None without times and counted costs."""
+    """Return each layer's share of its stage's time, in total 1; None if neither times nor counted costs are known."""
     first, end = plan.stages[stage]
     rows = [t.each for c, t in owned.items() if c.stage == stage and len(t.each) == end - first and sum(t.each) > 0]
     if rows:
@@ -138,7 +138,7 @@ def _shares(
 def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
     """Return each owner's time per counted cost of its layers, relative to the other owners' median.
 
-    For workers without another comparison. Empty without counted costs, or if fewer than LEAST_WORKERS are measured.
+    Meant for workers without another comparison. Empty without counted costs, or if fewer than LEAST_WORKERS are timed.
     """
     plan, costs = state.current_plan, state.layers.costs
     if costs is None or len(costs) != plan.stages[-1][1]:

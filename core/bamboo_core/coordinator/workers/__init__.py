@@ -1,1 +1,1 @@
-"""The job's workers: which belong to it, which are refused, and what follows when one ends."""
+"""The job's workers: their admission, refusal and loss, and their reconnection after a restart of the coordinator."""

@@ -1,7 +1,7 @@
-"""Consequences of how workers ended: none, a counted failure, or the end of the job.
+"""Consequences of a worker's end: none, a counted failure, or the end of the job.
 
-The loss of a worker and how it ended become known in any order: a closed link races the exit code of the worker's
-process. The decisions here do not depend on that order.
+The coordinator may learn of a worker's loss before or after its exit code, since a closed link races the report on
+the worker's process. The decisions here do not depend on that order.
 """
 
 from bamboo_core.coordinator.events import Emit, Outcome
@@ -21,7 +21,7 @@ def most_losses(spec: JobSpec) -> int:
 
 
 def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None:
-    """Record a worker's end, until the next commit. disrupted: it was taken away, without a fault of its own."""
+    """Record how a worker ended; the next commit drops the record. disrupted: a worker taken away, not at fault."""
     ends, end = turn.state.worker_ends, WorkerEnd(how=how, disrupted=disrupted)
     turn.put(replace(ends, since_commit={**ends.since_commit, worker: end}))
 
@@ -47,7 +47,7 @@ def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, 
 
 
 def by_itself(exit_code: int | None) -> bool:
-    """Return whether a worker ended by itself, even with exit code 0. None, signals (negative), EXIT_FENCED: False."""
+    """Return whether a worker ended by itself, even with code 0: False for None, signals (negative) and EXIT_FENCED."""
     return exit_code is not None and exit_code >= 0 and exit_code != EXIT_FENCED
 
 
@@ -75,7 +75,7 @@ def _count(turn: Turn, failure: str) -> None:
 def stop_without_progress(turn: Turn) -> None:
     """End a job that keeps losing workers without committing a step, even if no loss counts as a failure.
 
-    Workers that were taken away do not count; the progress deadline covers these.
+    Workers that were taken away do not count; the progress deadline ends a job that loses only such workers.
     """
     lost = [f"{worker}: {end.how}" for worker, end in turn.state.worker_ends.since_commit.items() if not end.disrupted]
     if len(lost) > most_losses(turn.state.spec):

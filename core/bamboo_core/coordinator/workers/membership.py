@@ -30,8 +30,8 @@ EARLY_SECONDS = 10.0  # from the end of its notice until a worker that has not j
 def joined(turn: Turn, hello: protocol.Hello) -> None:
     """Admit or refuse a worker that opens a channel: a new one, or one that reconnects.
 
-    Refuse workers that are gone, and unknown workers with a plan that cannot be this job's, or with any plan unless the
-    job is Pending or Recovering.
+    Refuse a worker that is gone. Refuse an unknown worker that brings a plan if the job is neither Pending nor
+    Recovering, or if the plan cannot be this job's.
     """
     state, worker, plan = turn.state, hello.worker, hello.plan
     if worker in state.membership.gone:
@@ -70,7 +70,7 @@ def _where(peer: Peer) -> str:
 
 
 def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
-    """Handle a reconnected worker. Messages may be lost in both directions, so both sides repeat what still matters."""
+    """Handle a reconnected worker. Repeat the messages that it still needs, since some may have been lost."""
     state = turn.state
     back = replace(state.workers[worker], peer=peer, seen=turn.now, busy=0.0, cut_since=None, released=False)
     links = {pair: since for pair, since in state.liveness.links.items() if pair[0] != worker}
@@ -88,7 +88,7 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
 
 
 def _take_plan(turn: Turn, plan: Plan) -> None:
-    """Adopt a newer plan that a worker brings to a restarted coordinator, and wait for the plan's workers."""
+    """Adopt the plan that a worker brings to a restarted coordinator, if it is newer, and wait for its workers."""
     old = turn.state.plan
     if turn.state.phase == "Pending" or old is None:
         turn.enter("Recovering")  # the time limit for the others starts with the first worker that returns
@@ -106,9 +106,9 @@ def declare_lost(
 ) -> None:
     """Declare a worker lost, for good. If it is gone already, only record how it ended (`note_exit`).
 
-    known: the shell reports that it is gone, so without an exit code it was taken away; if False, the shell may explain
-    its end later. exit_code: its exit code; a negative one (a signal's) counts as None. removed: the shell ended it
-    after it had been declared lost.
+    detail: why it is lost, for the user. exit_code: a negative one (a signal's) counts as None. known: the shell
+    reports the worker's end, so without an exit code the worker was taken away; if False, the shell may report the end
+    later. removed: the shell ended the worker after it had been declared lost.
     """
     state, exit_code = turn.state, None if exit_code is not None and exit_code < 0 else exit_code
     if worker in state.membership.gone:
@@ -141,11 +141,11 @@ def declare_lost(
 
 
 def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
-    """Declare a worker lost that has not joined this coordinator.
+    """Declare lost a worker that has not joined this coordinator.
 
-    If this coordinator recovers, an earlier one may have known the worker. Then a worker without an exit code was taken
-    away, and a worker that ended with 0 left by order: it was given back, or the earlier coordinator counted the
-    preemption when it heard the notice.
+    In phase Recovering, an earlier coordinator may have known the worker. A worker without an exit code then counts as
+    taken away, and a worker that exited with 0 as having left on request: it was given back, or the earlier coordinator
+    counted the preemption at its notice.
     """
     state = turn.state
     recovering = state.phase == "Recovering"
@@ -160,7 +160,7 @@ def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None
 
 
 def absent(turn: Turn, workers: Collection[WorkerId], detail: str) -> None:
-    """Record the loss of workers of the plan that cannot return after a restart of the coordinator."""
+    """Record as lost the workers that vanished while no coordinator ran; skip workers that joined or are gone."""
     state = turn.state
     new = frozenset(workers) - state.workers.keys() - state.membership.gone
     turn.put(state.membership.absent(new))
@@ -184,8 +184,8 @@ def notice(
     """Record a preemption notice; a later notice can only shorten the time.
 
     If the worker has not joined yet, the notice is announced when it joins. seconds: until the worker is taken away.
-    wanted: the shell gives the worker back. own: the worker itself reports the notice. Either makes the notice of a
-    worker that has joined final. cause: an event for the user, emitted if the notice is new.
+    wanted: the shell gives the worker back. own: the worker itself reports the notice. With `wanted` or `own`, the
+    notice of a worker that has joined is final. cause: an event for the user, emitted if the notice is new.
     """
     members, here, until = turn.state.membership, worker in turn.state.workers, turn.now + seconds
     if worker in members.gone:
@@ -282,7 +282,7 @@ def check_deadlines(turn: Turn) -> None:
 def _missed(turn: Turn, worker: WorkerId) -> float:
     """Return the seconds by which a worker's sign of life is overdue; 0 or less if it is not overdue.
 
-    A commit counts for all owners, since it needs each of them.
+    A commit counts as a sign of life of every owner, since all owners take part in it.
     """
     state, record = turn.state, turn.state.workers[worker]
     cut = record.cut_since is not None
@@ -297,8 +297,8 @@ def _missed(turn: Turn, worker: WorkerId) -> float:
 def _patience(turn: Turn) -> float:
     """Return the extra seconds to wait for overdue workers: 0 unless most workers are silent at once, or were lately.
 
-    Then the coordinator itself may be unreachable, and channels close and reopen one by one. So it counts the workers
-    that are silent now, overdue or not, and stays patient for a while after the first ones return.
+    If most workers are silent, the coordinator itself may be unreachable. Channels close and reopen one by one, so
+    workers count as silent before they are overdue, and the wait still applies for ALL_BACK_SECONDS afterwards.
     """
     state, latest = turn.state, turn.now - 2 * HEARTBEAT_SECONDS
     silent = sum(record.cut_since is not None or record.seen < latest for record in state.workers.values())
@@ -318,7 +318,7 @@ def worker_to_blame(broken: Iterable[tuple[WorkerId, WorkerId]], part: Counter[W
 
 
 def _part(turn: Turn) -> Counter[WorkerId]:
-    """Return each worker's part in the plan: 1000 for each cell that it owns, 1 for each that it replicates."""
+    """Return each worker's part in the plan: 1000 for each cell that it owns, 1 for each cell that it replicates."""
     part: Counter[WorkerId] = Counter()
     if plan := turn.state.plan:
         for cell in plan.cells():
@@ -347,7 +347,7 @@ def request_workers(turn: Turn) -> None:
 def _may_choose(state: CoordinatorState) -> bool:
     """Return whether the grid or the replicas may change, because workers have changed or stages lack replicas.
 
-    While the job trains, the coordinator requests the model's layers only then, or if another decision needs them.
+    While the job trains, the coordinator requests the model's layers if this is True or another decision needs them.
     """
     plan, auto = state.plan, state.spec.redundancy.mode is RedundancyMode.AUTO
     if plan is None or (state.spec.elastic is None and not auto):
@@ -358,9 +358,9 @@ def _may_choose(state: CoordinatorState) -> bool:
 
 
 def surplus_requests(state: CoordinatorState) -> int:
-    """Return how many requested workers are no longer wanted, after an edit or because another worker stays.
+    """Return how many requested workers are no longer wanted, such as after an edit or a withdrawn notice.
 
-    A shell drops up to this number of workers that it could not start yet, and reports how many (RequestsWithdrawn).
+    A shell drops at most that many workers that it could not start yet, and reports their number (RequestsWithdrawn).
     """
     return min(state.membership.requested, max(0, -_missing(state)))
 

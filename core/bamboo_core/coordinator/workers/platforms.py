@@ -1,4 +1,4 @@
-"""Refusal of workers that would compute other bits than the job's other workers, or run another data plane version."""
+"""Refusal of workers whose platform or data differ from those of the job's other workers."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,9 +17,9 @@ _NAMED = 3  # workers in a sentence
 
 
 def refuse_misfits(turn: Turn) -> None:
-    """Dismiss workers whose platform conflicts with that of the workers that train.
+    """Dismiss workers whose platform conflicts with the platform of the plan's workers.
 
-    When the job begins or restarts from a checkpoint, the most common platform decides, once `whole_workers` are ready.
+    When the job begins or is restored, the ready workers' most common platform decides, once `whole_workers` are ready.
     """
     state, holders = turn.state, _holders(turn.state)
     begins = state.phase in ("Pending", "Restoring")
@@ -47,7 +47,7 @@ def _platforms(workers: Mapping[WorkerId, WorkerRecord], state: CoordinatorState
 
 
 def fitting(state: CoordinatorState) -> set[WorkerId]:
-    """Return the ready workers with the most common platform, with which a job can begin."""
+    """Return the ready workers that have the most common platform; a job can begin with them."""
     ready = _platforms(state.ready, state)
     if not ready:
         return set()
@@ -63,8 +63,8 @@ def _holders(state: CoordinatorState) -> set[WorkerId]:
 def refuse_other_data(turn: Turn, worker: WorkerId, report: protocol.WorkerReady) -> bool:
     """Refuse a worker whose data differ from the first worker's; return whether they differ.
 
-    Without a plan so far, the job fails, because only the user knows which data are right. Later the others train on
-    without the worker; the job fails only during a restore, once more than backoffLimit workers in a row are refused.
+    Before the first plan the job fails, because only the user knows which data are right. Later the job continues
+    without the worker, and fails only during a restore, once more than backoffLimit workers in a row are refused.
     """
     state = turn.state
     first, known = state.admission.data or (worker, report)
@@ -94,7 +94,7 @@ def _other_data(known: protocol.WorkerReady, report: protocol.WorkerReady) -> tu
 
 
 def _dismiss(turn: Turn, worker: WorkerId, reason: str, text: str) -> None:
-    """Dismiss a worker without counting a failure. Refusals in a row delay the request for another one."""
+    """Dismiss a worker without counting a failure. Repeated refusals delay the request for another worker."""
     state = turn.state
     turn.put(
         state.workers.without({worker}),

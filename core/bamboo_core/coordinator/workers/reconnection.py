@@ -1,4 +1,4 @@
-"""Reconnection after a restart of the coordinator: how long it waits for its workers, which train on meanwhile."""
+"""Reconnection of workers after a restart of the coordinator, which waits for them while they train on."""
 
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import restoring
@@ -46,7 +46,7 @@ def recovered(turn: Turn) -> bool:
 
 
 def _await_the_first(turn: Turn) -> None:
-    """Wait for a first worker to reconnect: until the progress deadline if any may live, else RECOVERY_SECONDS."""
+    """Give up if no worker reconnects within the progress deadline, or within RECOVERY_SECONDS if none is running."""
     state = turn.state
     patience = state.spec.progress_deadline_seconds if state.membership.requested else RECOVERY_SECONDS
     waited = turn.now - state.course.since
@@ -66,7 +66,7 @@ def _nobody_came_back(turn: Turn, message: str) -> None:
 
 
 def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
-    """Return the seconds to wait for missing workers; more if commits show that owners live, or if most are missing."""
+    """Return the seconds to wait for missing workers: more if commits prove owners alive, or if most are missing."""
     state, owners = turn.state, {plan.at(cell).owner for cell in plan.cells()}
     if state.step > 0 and turn.now - state.progress.last_at < RECOVERY_SECONDS and missing & owners:
         return ALONE_SECONDS

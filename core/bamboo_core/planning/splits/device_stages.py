@@ -1,4 +1,4 @@
-"""Workers with several devices: each stage is run in several parts, one on each device. Pure.
+"""Workers with several devices: the division of each stage into device stages, one for each device. Pure.
 
 The coordinator plans for workers: a stage of its plan is what one worker runs. A worker expands each plan that it gets:
 every stage becomes one device stage for each device, with the same holders. So the engine has a pipeline of device
@@ -17,7 +17,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def device_layers(spec: JobSpec, stages: Ranges, costs: Sequence[float] | None) -> Ranges:
-    """Return the layers of each device stage, in order, minimising the costliest one of each stage.
+    """Return the layers of each device stage, in order, minimising the costliest device stage of each stage.
 
     Empty if workers have one device. costs: the cost of each layer; None if unknown.
     """
@@ -71,7 +71,7 @@ def expanded(plan: Plan) -> Plan:
 
 
 def folded(plan: Plan, devices: int) -> Plan:
-    """Return the plan that `expanded` turns into this one. devices: the number of each worker's devices."""
+    """Return the plan with device stages merged into stages, the inverse of `expanded`. devices: of each worker."""
     if devices == 1:
         return plan
     rows = tuple(row[::devices] for row in plan.pipelines)

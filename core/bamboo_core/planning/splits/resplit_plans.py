@@ -42,8 +42,8 @@ def lacking(plan: Plan, held: Held, sizes: Sequence[float]) -> dict[WorkerId, fl
 
 
 def placed(plan: Plan, peers: Sequence[Peer], held: Held, sizes: Sequence[float]) -> Plan:
-    """Return the plan with workers exchanged so that the worker that lacks most bytes lacks fewer or, if it lacks as
-    many, all workers together lack fewer; the same plan if that does not help.
+    """Return the plan with workers exchanged so that they lack fewer bytes: the most that any worker lacks counts
+    first, then the sum over all. Return the same plan if the exchange is no better.
 
     Greedy: the pair of worker and seat (a worker's cells and replicas) with the most bytes already held comes first.
     Seats stay in their zones, and on their nodes if workers share nodes, so neighbours stay apart. peers: the workers
@@ -107,13 +107,13 @@ def filled_before(
     sizes: Sequence[float],
     has_room: Callable[[WorkerId, tuple[int, ...]], bool],
 ) -> dict[Cell, tuple[WorkerId, ...]]:
-    """Choose the replicas that idle workers receive in advance, before the job continues under the plan `onward`.
+    """Choose the replicas that spare workers receive in advance, before the job continues under the plan `onward`.
     Return the workers by cell.
 
-    spare: workers that run nothing now. Each of these that holds a stage in `onward` gets copies of the stages of which
-    it will need at least the share MOSTLY, and of the stage of which it will need the most bytes, if it has memory for
-    them (has_room, which counts the replicas that it keeps anyway). sizes: bytes of each layer, or equal weights.
-    Pipelines take turns as sources, so that their owners share the sending.
+    A spare worker that holds a stage in `onward` gets replicas of the present stages that it will mostly need (at least
+    the share MOSTLY of their bytes), and of the stage with the most bytes that it will need. has_room: returns whether
+    a worker has memory for these stages in addition to the replicas that it keeps anyway. sizes: bytes of each layer,
+    or equal weights. The pipelines take turns as sources, so that their owners share the sending.
     """
     replicas: dict[Cell, tuple[WorkerId, ...]] = {}
     for number, worker in enumerate(w for w in spare if w in onward.holders()):
@@ -177,7 +177,7 @@ class Beginning(NamedTuple):
 
 
 def holders_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources:
-    """Return for each layer the live workers that hold it, at most MOST_SOURCES. layers: how many the model has."""
+    """Return the live workers that hold each layer, at most MOST_SOURCES for each. layers: number in the model."""
     return tuple(tuple(w for w in live if layer in held.get(w, ()))[:MOST_SOURCES] for layer in range(layers))
 
 
@@ -200,9 +200,9 @@ def resplit_plan(
 ) -> Plan:
     """Return the plan that continues from the state `beginning` on a grid, with the layers split anew.
 
-    If `staying` are too few, some run several cells; if grid and workers stay, each keeps its cell. plan: the plan in
-    force. staying: the workers that may get cells. live: all workers, including those that only send layers. may_be:
-    returns whether memory suffices for a split; if not, `instead` is used unless it is None.
+    With fewer workers than cells, some workers run several cells; if grid and workers stay, each keeps its cell. plan:
+    the plan in force. staying: the workers that may get cells. live: all workers, including workers that only send
+    layers. may_be: returns whether memory suffices for a split; if not, `instead` is used unless it is None.
     """
     ranges = layer_ranges(work.costs, spec.topology, grid.stages, spec.worker.devices)
     if instead is not None and not may_be(ranges):
@@ -259,7 +259,7 @@ def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
 
 
 def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[WorkerId], grid: Grid) -> bool:
-    """Return whether `grid` is the plan's only one, each cell has its own owner, owners stay, and replicas are live."""
+    """Return whether cells keep their workers: same grid, one layout, one cell per owner, owners stay, holders live."""
     owners = [plan.at(cell).owner for cell in plan.cells()]
     all_stay = set(owners) <= set(staying) and plan.holders() <= set(live)
     return all_stay and grid == grid_of(plan) and len(plan.layouts) == 1 and len(set(owners)) == len(owners)

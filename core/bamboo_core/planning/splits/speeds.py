@@ -1,10 +1,10 @@
-"""Speeds of workers, separated from the costs of layers. Pure.
+"""Estimates of workers' speeds, separate from the costs of layers, and splits of layers by both. Pure.
 
 The model: a worker takes (its slowness) x (the seconds of its layers) for a microbatch. Two workers that ran the same
-layers differ by their slowness, whatever the layers are. One worker that ran different layers shows by how much these
-differ. So each measurement ties a worker to some layers, and workers that are tied to each other, even through others,
-are comparable. In logarithms the product is a sum, so least squares give both factors. Parallel pipelines make the
-owners of one stage comparable. In a ring, each worker also times the next one's layers: all workers are comparable.
+layers show the ratio of their slowness. One worker that ran different layers shows the ratio of their seconds. So each
+measurement ties a worker to some layers, and workers with a direct or indirect tie are comparable. In logarithms the
+product is a sum, so least squares give both factors. Parallel pipelines make the owners of one stage comparable. With
+replicas in a ring, each worker also times the next stage's layers: all workers are comparable.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,9 +40,7 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def forward_share(times: Iterable[StageTimes]) -> float | None:
-    """Return the forward's share of the seconds of forwards and backwards together, over the times that have both; None
-    if none has.
-    """
+    """Return the share of forwards in all computing seconds, from entries with both times; None if there are none."""
     both = [(one.forward, one.backward) for one in times if one.forward > 0 and one.backward > 0]
     forward, backward = (sum(seconds) for seconds in zip(*both, strict=True)) if both else (0.0, 0.0)
     return forward / (forward + backward) if both else None
@@ -56,10 +54,10 @@ MOST_WEIGHED_LAYERS: Final = 500  # a larger model keeps the split of its counte
 def uneven_split(costs: Sequence[float], slowness: Sequence[float], fixed: Sequence[float] = ()) -> Ranges:
     """Return contiguous, non-empty layer ranges, one for each stage, that minimise the longest stage's time.
 
-    costs: the cost of each layer, finite and not negative. slowness: a factor above 0 for each stage's worker; a stage
-    takes the sum of its layers' costs times this. fixed: a cost to add to each stage's sum. Among the best splits it
-    returns one whose stages differ least (least sum of squares). The search is exact: greedy filling may leave a slow
-    stage a layer that is too long for it. There must be at least as many layers as stages.
+    costs: the cost of each layer, finite and not negative. slowness: a factor above 0 for each stage's worker. fixed:
+    an extra cost of each stage; empty: none. A stage takes slowness x (fixed + the costs of its layers). Among the best
+    splits it returns the one with the least sum of the stages' squared times. The search is exact, because greedy
+    filling may leave a slow stage a layer that is too long for it. There must be at least as many layers as stages.
     """
     total = list(accumulate(costs, initial=0.0))
     stages = list(zip(slowness, fixed or [0.0] * len(slowness), strict=True))
@@ -110,11 +108,11 @@ def _most_even(total: Sequence[float], workers: Stages, limit: float) -> Ranges:
 
 
 def step_seconds(seconds: Sequence[Sequence[float]], microbatches: Sequence[int], devices: int = 1) -> float:
-    """Return the computing time of a step, that of the slowest pipeline: its first microbatch passes all stages, and
-    each further one adds the time of one device of the longest stage.
+    """Return the computing seconds of a step's slowest pipeline, without transfers.
 
-    Transfers take no time. seconds: the time of a microbatch's forward and backward, [pipeline][stage]. microbatches:
-    their number in each pipeline. devices: how many devices share a stage's layers, about evenly.
+    The first microbatch passes all stages; each further one adds the time of one device of the longest stage. seconds:
+    of a microbatch's forward and backward, [pipeline][stage]. microbatches: their number in each pipeline. devices: how
+    many devices share a stage's layers, about evenly.
     """
     rows = zip(seconds, microbatches, strict=True)
     return max(sum(row) + (count - 1) * max(row) / devices for row, count in rows)
@@ -127,7 +125,7 @@ _PRECISION: Final = 1e-12
 
 
 class Measurement(NamedTuple):
-    """A worker's usual seconds for a microbatch's forward and backward of these layers, above 0."""
+    """A worker's usual time for a microbatch's forward and backward through these layers: more than 0 seconds."""
 
     worker: WorkerId
     layers: Layers
@@ -159,7 +157,7 @@ class Speeds:
     others: Mapping[WorkerId, tuple[WorkerId, ...]]
 
     def excess(self, worker: WorkerId) -> float | None:
-        """Return the worker's slowness divided by the median slowness of comparable workers; None if it has none."""
+        """Return the worker's slowness divided by the median of comparable workers; None if no worker is comparable."""
         others = [self.slowness[other] for other in self.others.get(worker, ())]
         return self.slowness[worker] / median(others) if others else None
 
@@ -208,8 +206,8 @@ def _connected(unknowns: int, ties: Sequence[Tie]) -> Iterator[list[int]]:
 
 
 def _potentials(unknowns: int, ties: Sequence[Tie]) -> list[float]:
-    """Solve for the unknowns by least squares, with conjugate gradients. Apart from rounding, the result is exact after
-    one round per unknown.
+    """Return the unknowns' potentials that fit the ties best, by least squares with conjugate gradients. Apart from
+    rounding, the result is exact after one round per unknown, but there are at most _MOST_ROUNDS.
     """
     potentials, residue = [0.0] * unknowns, _divergence(unknowns, ties)
     direction, size = list(residue), sum(r * r for r in residue)

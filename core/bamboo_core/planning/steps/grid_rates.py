@@ -1,7 +1,7 @@
 """Grid rates: the grids that a number of workers could run, and the step time of each, for the coordinator's choice.
 
-Grids are compared by the time of a whole step, in the model that simulations use (`step_times`), if they fit into the
-workers' memory (`worker_memory`). Pure, with caches.
+Grids that fit into the workers' memory (`worker_memory`) are compared by the time of a whole step, from the model that
+simulations use (`step_times`). Pure, with caches.
 """
 
 import math
@@ -47,12 +47,12 @@ class GridRate:
 
 
 def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:
-    """Yield the grids of each number of stages that the job may have, with every schedule that it may use.
+    """Yield the grids that the job may run on these workers, with every schedule that it may use.
 
-    For each number of stages: the most pipelines that the workers fill and, of all numbers with the same longest share
-    (`most_microbatches`), the smallest, since a step takes about as long with each of these. A single stage never
-    waits, so it uses the first schedule only. Yields none if the workers are too few for the job to begin. layers: the
-    model's number of layers. only: the one number of stages to consider; None: all.
+    For each number of stages, yield the most pipelines that the workers fill and, from numbers of pipelines with equal
+    longest shares (`most_microbatches`), the smallest one, since their steps take about as long. A single stage never
+    waits, so it uses the first schedule only. Yield nothing if the job needs more workers to begin. layers: the model's
+    number of layers. only: the one number of stages to consider; None: all.
     """
     if workers < fewest_workers(spec):
         return
@@ -73,7 +73,7 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = N
 
 
 def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
-    """Return whether the job's spec allows that grid. The running grid may fail this after an edit."""
+    """Return whether the job's spec allows that grid. An edit of the spec may exclude the running grid."""
     stages, pipelines = _bounds(spec)
     fits = grid.stages in stages and grid.pipelines in pipelines and grid.cells <= whole_workers(spec)
     return fits and grid.schedule in schedules(spec)
@@ -85,16 +85,16 @@ def _bounds(spec: JobSpec) -> tuple[range, range]:
 
 
 def may_do_without(spec: JobSpec) -> bool:
-    """Return whether the job may give up replicas for lack of room: redundancy is on, and there are checkpoints."""
+    """Return whether the job may run without replicas that do not fit: redundancy is on, and it keeps checkpoints."""
     return spec.checkpoint is not None and spec.redundancy.mode is not RedundancyMode.NONE
 
 
 class GridRates:
-    """The rates at which a job trains on grids: which grids fit, and which are the fastest.
+    """The step times of a job on grids: which grids fit into memory, and which are the fastest.
 
     It caches everything, so the coordinator keeps one object (`choosing.rates_of`) while figures and spec stay the
     same. memory: bytes of a worker's device; None: unknown, so that all grids fit. work: cost of a microbatch over all
-    layers, in the figures' unit (in the coordinator seconds).
+    layers, in the unit of `ModelFigures.costs` (seconds in the coordinator).
     """
 
     def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
@@ -114,10 +114,9 @@ class GridRates:
         self._needed: dict[tuple[Grid, Ranges, int], int] = {}  # bytes, also by the number of replicas
 
     def are_of(self, figures: ModelFigures) -> bool:
-        """Return whether these figures have about the same layer times, equal sizes and links, so that the cached rates
-        apply.
+        """Return whether the cached rates apply to these figures: about the same layer costs, equal sizes and network.
 
-        The coordinator calls this after every event. When it was restarted, it learns sizes later than layer times.
+        The coordinator calls this after every event, and after a restart it learns sizes later than layer times.
         """
         if self._judged[0] is not figures:
             self._judged = figures, _are_alike(self.figures, figures)
@@ -142,12 +141,12 @@ class GridRates:
         return without and self._split_with_copies(grid) is None
 
     def as_run(self, grid: Grid) -> "GridRates":
-        """Return the rates by which the job runs that grid: without replicas if they do not fit."""
+        """Return the rates for that grid: `without_copies` if it lacks room for replicas (`lacks_room`), else these."""
         return self.without_copies() if self.lacks_room(grid) else self
 
     def best(self, workers: int) -> GridRate | None:
         """Return the fastest grid that these workers can run; None if there is none. A grid without room for replicas
-        counts only if its pipelines replace them, or if no grid fits otherwise and the job may do without.
+        counts only if `siblings_suffice`, or if no other grid fits and the job may run without them (`may_do_without`).
         """
         ranking = self.ranked(workers, 1, {}, 1.0)
         return ranking[0] if ranking else None
@@ -179,8 +178,8 @@ class GridRates:
     def fastest_of_each(
         self, workers: int, most: int, known: Mapping[Grid, float], scale: float, stages: int | None = None
     ) -> tuple[GridRate, ...]:
-        """Return the fastest grid that fits of each number of stages, fastest first, at most `most` grids. known,
-        scale: see `ranked`. stages: the one number of stages to consider; None: all.
+        """Return, for each number of stages, the fastest grid that fits into memory: at most `most` grids, fastest
+        first. known, scale: see `ranked`. stages: the one number of stages to consider; None: all.
         """
         fastest: dict[int, GridRate] = {}  # by stages
         grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
@@ -203,14 +202,14 @@ class GridRates:
         return tuple(sorted(fastest.values(), key=_rank)[:most])
 
     def fits(self, grid: Grid) -> bool:
-        """Return whether the grid fits into memory, also while a worker runs a lost worker's stage, if replicas or
-        owners in other pipelines make that possible.
+        """Return whether the grid fits into memory. If replicas or owners in other pipelines allow takeovers, it must
+        also fit while a worker runs a lost worker's stage.
         """
         return self.split(grid) is not None
 
     def split(self, grid: Grid) -> Ranges | None:
-        """Return the layers of each stage, the fastest split found that fits into memory; None if none does. It leaves
-        room for the requested replicas, or for none if no split does and owners in other pipelines replace them.
+        """Return the layers of each stage in the fastest split found that fits into memory; None if none fits. The
+        split has room for the requested replicas, or for none if no split has that room and `siblings_suffice`.
         """
         split = self._split_with_copies(grid)
         if split is None and self.siblings_suffice(grid):
@@ -239,8 +238,8 @@ class GridRates:
         return self._fits_with(grid, split, self._redundancy(grid).kept)
 
     def copies(self, grid: Grid, split: Ranges) -> int:
-        """Return how many of the requested replicas of each stage workers have room for with that split; all if their
-        memory is unknown.
+        """Return the number of replicas of each stage that fit into memory with that split, at most the requested
+        number, and exactly that if memory is unknown.
         """
         return next((n for n in range(self.spec.redundancy.kept, 0, -1) if self._fits_with(grid, split, n)), 0)
 
@@ -289,8 +288,8 @@ class GridRates:
         return self._of_plan[2]
 
     def ranges(self, stages: int) -> tuple[tuple[int, int], ...]:
-        """Return the layers of each of `stages` stages: the manifest's split, else by costs. They may not fit into
-        memory.
+        """Return the layers of each of `stages` stages: the manifest's split, else a split by costs (`layer_ranges`).
+        It may not fit into memory.
         """
         if stages not in self._ranges:
             costs, devices = self.figures.costs, self.spec.worker.devices
@@ -318,7 +317,7 @@ class GridRates:
         return AlikePipelines(plan, plan.target, grid.pipelines, sums_finished(training.groups, grid.pipelines))
 
     def _least(self, grid: Grid) -> float:
-        """Return a lower bound of a step's seconds: one device runs an even share or more, one the longest layer."""
+        """Return a lower bound of a step's seconds: some device runs an even share or more, one the longest layer."""
         devices = grid.stages * self.spec.worker.devices
         return most_microbatches(self.spec.training, grid.pipelines) * max(self._whole / devices, self._longest)
 

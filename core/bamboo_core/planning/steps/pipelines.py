@@ -1,9 +1,9 @@
-"""A step's forwards and backwards in virtual time: the schedule's program of every cell, frame by frame. Pure.
+"""Simulation of a step's forwards and backwards in virtual time: every cell's program, frame by frame. Pure.
 
-Pipelines that share workers are executed together, other pipelines each by itself. A worker does one thing at a time,
-the most urgent that is ready, as the engine does; frames travel on one link for each pair of machines, and share what a
-machine can send and receive. If a worker is lost, the worker that takes its cells over runs their programs again, from
-other workers' logs.
+Pipelines that share workers are simulated together, other pipelines each by itself. Like the engine, a worker runs one
+instruction at a time, the most urgent one that is ready. Each pair of machines has one link for frames, and a machine's
+links share its bandwidth. If a worker is lost, the workers that take over its cells run their programs again, with
+frames from other workers' logs.
 """
 
 import heapq
@@ -31,8 +31,8 @@ WEIGHT_SHARE: Final = 0.5  # the part of a backward for weight gradients: assume
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A group of pipelines that share workers: all inputs that decide its times. Equal groups have equal times, so
-    times can be cached by group.
+    """Pipelines that share workers, with all inputs that decide their times in a step without losses. Equal groups have
+    equal times, so times can be cached by group.
     """
 
     # forward, backward: seconds of a microbatch, by stage
@@ -54,8 +54,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoss:
-    """A change of plan within a step, and any workers lost before it. lost: each worker and the second of its
-    loss. planned: the second at which the plan takes effect. runs: for each cell that then changes hands, its new runs.
+    """A change of plan within a step, and any workers lost before it. lost: each worker and the second of its loss.
+    planned: the second at which the plan takes effect. runs: the new runs of each cell that then changes workers.
     """
 
     lost: tuple[tuple[int, float], ...]
@@ -130,7 +130,7 @@ class _Cell:
 
     @cached_property
     def places(self) -> dict[Frame, int]:
-        """The indexes in the program of each microbatch's last forward and last backward."""
+        """The index in the program of the instruction that makes each frame: a microbatch's forward or backward."""
         whole = ((at, one) for at, one in enumerate(self.program) if isinstance(one, Forward | Backward))
         return {(isinstance(one, Forward), one.microbatch): at for at, one in whole}
 
@@ -236,7 +236,7 @@ class _Execution:
     # work
 
     def _turn(self, number: int, now: float) -> None:
-        """Complete a worker's instruction if it is done, and begin the most urgent one."""
+        """Complete a worker's instruction that ends now, and begin its most urgent one that is ready."""
         worker = self._workers[number]
         if not worker.alive or now < worker.free:
             return
@@ -316,8 +316,8 @@ class _Execution:
         self._workers[number].alive = False
 
     def _take_over(self, loss: StepLoss, now: float) -> None:
-        """Apply a change of plan: give cells to new runners. Senders repeat frames that the new runners may lack, and
-        rerun microbatches whose frames are in no live worker's log.
+        """Apply a change of plan: give cells to new workers, resend the logged frames that these may lack, and rerun
+        microbatches whose frames are in no live worker's log.
         """
         kept = dict(loss.kept)
         for place, runs in loss.runs:
@@ -353,8 +353,8 @@ class _Execution:
             self._push(max(now, cell.begins), partial(self._turn, cell.run[2]))
 
     def _lacking(self, rows: Collection[int]) -> Iterator[tuple[_Cell, set[int]]]:
-        """Yield each cell of these pipelines that has to rerun microbatches, with their numbers: a neighbour still
-        needs their frames, no live worker's log has these, and no remaining instruction makes them.
+        """Yield each cell of these pipelines that has to rerun microbatches, with the microbatches. It reruns one if a
+        neighbour still needs its frame, no live worker's log has the frame, and no remaining instruction makes it.
         """
         for cell in [one for place, cells in self._cells.items() if place[0] in rows for one in cells]:
             (d, s), logged = cell.place, self._log.get(cell.place, {})
@@ -373,7 +373,7 @@ class _Execution:
                         yield sender, again
 
     def _resend(self, now: float, cell: _Cell) -> None:
-        """Send a cell again the frames of its program's microbatches, from the logs of workers that are alive."""
+        """Resend the frames of the cell's microbatches from live workers' logs. Note the end of an empty program."""
         needed = {instruction.microbatch for instruction in cell.program}
         logged = [(frame, sender) for frame, sender in self._log.get(cell.place, {}).items() if frame[1] in needed]
         for frame, sender in sorted(logged, key=lambda sent: (sent[0][1], not sent[0][0])):

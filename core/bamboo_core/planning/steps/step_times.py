@@ -1,7 +1,7 @@
-"""Step times under a plan: the schedule of its pipelines, the reduction over them, replicas, the commit. Pure.
+"""Model of step times under a plan: the pipelines' schedule, the gradients' reduction, replicas, the commit. Pure.
 
-Times are cached by their inputs (which cells share a worker, whatever its name), so thousands of equal steps cost as
-much as one.
+Times are cached by their inputs, which hold numbers instead of workers' names, so thousands of equal steps cost as much
+as one.
 """
 
 from collections import Counter, defaultdict
@@ -25,8 +25,8 @@ _BETWEEN = "/"  # between a worker's name and its device's number; no worker's n
 
 
 def on_devices(plan: Plan) -> Plan:
-    """Return the plan with a stage for each device, in which devices instead of workers hold the cells. With one device
-    per worker it is the same plan.
+    """Return the plan with a stage for each device and with devices instead of workers as holders. With one device per
+    worker it is the same plan.
     """
     devices = devices_of(plan)
     if devices == 1:
@@ -49,7 +49,7 @@ def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tu
 
 
 def machine(device: WorkerId) -> str:
-    """Return the machine of a device: its worker, whose devices share connections and need none among themselves."""
+    """Return the machine of a device: its worker. A worker's devices share connections and need none to each other."""
     return device.partition(_BETWEEN)[0]
 
 
@@ -76,7 +76,7 @@ class PlannedGroup:
     numbers: dict[WorkerId, int]  # of workers in the group
 
     def cells(self) -> dict[Cell, Place]:
-        """Return the group's cells: the plan's cell, and its pipeline and stage as numbered within the group."""
+        """Return the group's cells, each with its pipeline's number within the group and its stage."""
         stages = range(len(self.group.forward))
         return {Cell(row, s): (d, s) for d, row in enumerate(self.rows) for s in stages}
 
@@ -86,7 +86,7 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True)
 class AlikePipelines:
-    """The pipelines of one grid, each with workers of its own, equal except for their microbatches."""
+    """The pipelines of one grid, each with workers of its own, equal except for their numbers of microbatches."""
 
     # plan, layout: with one pipeline for each number of microbatches
     plan: Plan
@@ -96,7 +96,7 @@ class AlikePipelines:
 
 
 class StepModel:
-    """A model of a job's step times. figures: scaled to the job's microbatches. Internally each device of a worker is a
+    """A model of a job's step times. figures: for the job's microbatch size. Internally each device of a worker is a
     worker of its own, and transfers on one machine take no time.
     """
 
@@ -122,11 +122,11 @@ class StepModel:
     def disturbed(
         self, plan: Plan, changes: Sequence[tuple[float, Plan]], layout: Layout, lost: Mapping[WorkerId, float]
     ) -> tuple[float, float]:
-        """Return the seconds of a step in which plans change, and the seconds from the last change until the pipelines
-        in which cells moved have done their forwards and backwards.
+        """Return the seconds of a step in which plans change, and the seconds from the last change until the groups of
+        pipelines in which cells moved have done their forwards and backwards; 0 if no cell moved.
 
-        changes: (the second of the step at which all workers have a new plan, the plan), in order. lost: the second of
-        the step at which each lost worker vanishes.
+        changes: at least one (the second of the step at which all workers have a new plan, the plan), in order. lost:
+        the second of the step at which each lost worker vanishes.
         """
         gone = {one: lost[worker] for one, worker in devices_of_workers(lost, devices_of(plan))}
         plans, last = [on_devices(plan), *(on_devices(later) for _, later in changes)], changes[-1][0]
@@ -154,8 +154,8 @@ class StepModel:
         lost: Mapping[WorkerId, float],
         planned: float,
     ) -> StepLoss | None:
-        """Return the lost workers of a group, and the cells that other workers take over under `plan`; None if no cell
-        changes hands.
+        """Return a group's change from the plan `before` to `plan`: its lost workers and moved cells; None if no cell
+        moves. planned: the second of the step at which the change takes effect.
         """
         moved = {cell: place for cell, place in part.cells().items() if _is_moved(before, plan, cell, lost)}
         if not moved:
@@ -174,8 +174,8 @@ class StepModel:
 
     def _kept(self, before: Plan, plan: Plan, layout: Layout, cell: Cell) -> tuple[tuple[int, ...], float] | None:
         """Return the groups whose sums a new owner may get instead of computing them, and the most seconds until it has
-        the sums: ((), 0.0) if the owner stays; None without portions or a worker with sums. A group is given by the
-        first microbatch after it, numbered from 0 in the pipeline; the last group is never among them.
+        the sums. A group is given by the first microbatch after it, numbered from 0 in the pipeline; the last group is
+        left out. Return ((), 0.0) if the owner stays; None if the cell has no portions or no worker has the sums.
         """
         owner, portions, own = plan.at(cell).owner, plan.at(cell).portions, layout.split[cell.pipeline]
         if before.at(cell).owner == owner:
@@ -189,7 +189,7 @@ class StepModel:
         return ends, 0.0 if giver == owner else self._sync(size, 1)
 
     def _added_up(self, plan: Plan, ends: Mapping[Place, float]) -> dict[Place, float]:
-        """Return when each cell's owner has the sums of all portions. ends: when the portions are done."""
+        """Return the second at which each cell's owner has the sums of all portions. ends: when these are computed."""
         totals = dict(ends)
         for d, s in ends:
             assignment = plan.at(Cell(d, s))
@@ -200,20 +200,20 @@ class StepModel:
     # grids of equal pipelines
 
     def completed(self, alike: AlikePipelines, ends: Sequence[float]) -> float:
-        """Return the seconds of a step, given when its stages end their passes: add the gradients' reduction and the
-        commit. ends: by stage, the seconds of the update of the step before and all forwards and backwards, with waits.
+        """Return the seconds of a step from the ends of its stages' passes, by adding the gradients' reduction and the
+        commit. ends: by stage, the seconds of the previous step's update and all forwards and backwards, with waits.
         """
         plan, layout = on_devices(alike.plan), alike.layout
         cells = {(d, s): end for d in range(layout.pipelines) for s, end in enumerate(ends)}
         return max(self._committed(plan, layout, cells, alike), self._least(plan, layout, {}))
 
     def seconds_alike(self, alike: AlikePipelines) -> float:
-        """Return the seconds of a step of all these pipelines, like `seconds`, but simulate only those of the plan."""
+        """Return the seconds of a step of all these pipelines, like `seconds`. Simulate only the plan's pipelines."""
         return self._calm(on_devices(alike.plan), alike.layout, alike)
 
     def least_alike(self, alike: AlikePipelines) -> float:
-        """Return a lower bound of a step's seconds, in whatever order instructions run: a stage's initial wait, all its
-        computing, and the other stages' work afterwards. With one stage, it is the exact time.
+        """Return a lower bound of a step's seconds for any order of instructions: a stage's initial wait, all its
+        computing, and the last backward of the stages before it. With one stage, it is the exact time.
         """
         plan = on_devices(alike.plan)
         if len(plan.stages) == 1:
@@ -247,7 +247,7 @@ class StepModel:
         return self._groups[group]
 
     def _groups_of(self, plan: Plan, layout: Layout, later: Sequence[Plan] = ()) -> list[PlannedGroup]:
-        """Return the groups of pipelines that share workers, also under the later plans."""
+        """Return the groups of pipelines that share workers under this plan or a later one."""
         stages, groups = self.stages(plan.stages), []
         for rows in _connected(plan, layout, later):
             names: dict[WorkerId, int] = {}
@@ -283,7 +283,7 @@ class StepModel:
         self, plan: Plan, layout: Layout, ends: Mapping[Place, float], alike: AlikePipelines | None = None
     ) -> float:
         """Return the second at which all workers have received the commit. ends: when the cells have done their
-        forwards and backwards. alike: the equal pipelines for which the plan's pipelines stand.
+        forwards and backwards. alike: the equal pipelines that the plan's pipelines represent, if any.
         """
         sums = alike.sums if alike else sums_finished(len(layout.bounds) - 1, layout.pipelines)
         stages, network = self.stages(plan.stages), self.figures.network
@@ -390,8 +390,8 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
 
 
 def _runs(plan: Plan, layout: Layout, cell: Cell, numbers: Mapping[WorkerId, int]) -> tuple[Run, ...]:
-    """Return which worker runs which microbatches of a cell. numbers: the number of each worker in its group.
-    Microbatches count from 0 in the cell's pipeline.
+    """Return the runs of a cell: the microbatches of each of its workers, numbered from 0 in the cell's pipeline.
+    numbers: the number of each worker in its group.
     """
     assignment, own = plan.at(cell), layout.split[cell.pipeline]
     if not assignment.portions:
@@ -401,8 +401,8 @@ def _runs(plan: Plan, layout: Layout, cell: Cell, numbers: Mapping[WorkerId, int
 
 
 def _connected(plan: Plan, layout: Layout, later: Sequence[Plan]) -> list[list[int]]:
-    """Return the layout's pipelines in groups. Pipelines that share a worker, also under a later plan, are in one
-    group.
+    """Return the numbers of the layout's pipelines in groups. Pipelines that share a worker under this plan or a later
+    one are in one group.
     """
     rows = range(layout.pipelines)
     owners = {d: {w for a in plan.pipelines[d] for w in a.runners} for d in rows}
@@ -426,7 +426,7 @@ def _machines(names: Mapping[WorkerId, int]) -> tuple[int, ...]:
 
 
 def _shape(plan: Plan, layout: Layout) -> object:
-    """Return a key of the holders and runners of all cells, with numbers instead of names."""
+    """Return a key of the holders and portions of the layout's cells, with numbers instead of workers' names."""
     names: dict[WorkerId, int] = {}
 
     def number(worker: WorkerId) -> int:

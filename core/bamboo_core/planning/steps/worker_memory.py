@@ -1,13 +1,13 @@
-"""The memory that workers need, from the sizes of layers. Pure.
+"""Estimates of the memory that workers need, from the sizes of layers. Pure.
 
 `device_peak` is the only count of a device's memory: for `bamboo plan` from a profile, for the coordinator's grids from
 sizes that workers report, for `bamboo validate --load` from the task (`bamboo_trainer.memory.estimate`).
 
-`fitting_split` finds the fastest split of the layers over stages that fits into memory. A fast stage may be large in
-memory: a wide embedding, or the first stages, which keep the most microbatches in flight. A worker's need also depends
-on its neighbours' stages, as it keeps their replicas and may have to run them. So the search is for the largest share
-of memory that a stage may take together with its own replicas: for each share it finds the split with the shortest
-longest stage, and the exact account of all workers decides whether that split fits.
+`fitting_split` searches for the fastest split of the layers over stages that fits into memory. A fast stage may be
+large in memory: a wide embedding, or the first stages, which keep the most microbatches in flight. A worker's need also
+depends on its neighbours' stages, as it keeps their replicas and may have to run them. So the search tries limits for
+the bytes of a stage and its own replicas, by bisection. For each limit it finds the split whose longest stage takes the
+least time; `most_bytes` then decides whether all workers fit.
 """
 
 from bisect import bisect_right
@@ -119,8 +119,8 @@ def device_peak(spec: JobSpec, roles: Roles, stage: Callable[[int], StageBytes])
 
 
 def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, split: Ranges | None = None) -> int:
-    """Return the bytes of the device that needs most: normally, or while its worker also runs lost workers' stages.
-    split: the layers of each stage; None: as `layer_ranges` splits them, which may raise ValueError.
+    """Return the bytes of the device that needs most. taken_over: after losses, when its worker also runs lost workers'
+    stages. split: the layers of each stage; None: as `layer_ranges` splits them, which may raise ValueError.
     """
     spec, devices = in_force(spec), spec.worker.devices
     stages = split or layer_ranges(figures.costs, spec.topology, devices=devices)
@@ -132,7 +132,7 @@ def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, spli
 def spare_bytes(
     figures: ModelFigures, spec: JobSpec, stages: tuple[tuple[int, int], ...], kept: tuple[int, ...]
 ) -> int:
-    """Return the bytes of an idle worker's neediest device if it keeps replicas of the stages `kept`. stages: the
+    """Return the bytes of the device that needs most in a spare worker with replicas of the stages `kept`. stages: the
     layers of each stage.
     """
     devices = spec.worker.devices
@@ -161,8 +161,8 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
 
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
-    """Return a warning that a worker's memory may not suffice; "" if it suffices, and for elastic jobs, for which the
-    coordinator chooses only grids that fit.
+    """Return a warning that a worker's memory may not suffice; "" if it suffices, or if the job is elastic, as the
+    coordinator then chooses only grids that fit.
     """
     if spec.elastic:
         return ""
@@ -187,8 +187,8 @@ def fitting_split(figures: ModelFigures, spec: JobSpec, memory: int) -> Ranges |
     """Return the layers of each stage so that all workers fit into `memory` bytes per device; None if no split is
     found.
 
-    The manifest's split, if any, is the only candidate; without one the split by costs comes first, and is the only
-    candidate if workers have several devices. Raises ValueError as `layer_ranges` does.
+    A split in the manifest is the only candidate. Without one, the split by costs is the first candidate, and the only
+    one if workers have several devices. Raises ValueError as `layer_ranges` does.
     """
     spec = in_force(spec)
     usual = layer_ranges(figures.costs, spec.topology, devices=spec.worker.devices)
@@ -248,7 +248,7 @@ class _Loads:
         return max(self.load(stage, *layers) for stage, layers in enumerate(split))
 
     def least(self) -> float:
-        """Return the smallest load limit within which a split exists, up to PRECISION."""
+        """Return the fewest bytes that the stage with the largest load can have in any split, up to PRECISION."""
         low, high = 0.0, self.fixed[-1] + max(self.counts) * self.flying[-1]
         while high - low > PRECISION * high:
             middle = (low + high) / 2
@@ -256,8 +256,8 @@ class _Loads:
         return high
 
     def fastest(self, share: float) -> Ranges | None:
-        """Return the split with the shortest longest stage among the splits in which no stage's load exceeds `share`
-        bytes; None if there is none.
+        """Return the split whose longest stage takes the least time, up to PRECISION, among the splits in which no
+        stage's load exceeds `share` bytes; None if there is none.
         """
         best = self._filled(self.costs[-1], share)
         low, high = 0.0, self.costs[-1]
@@ -268,7 +268,7 @@ class _Loads:
         return best
 
     def _filled(self, seconds: float, share: float) -> Ranges | None:
-        """Return the greedy split within `seconds` and `share` (bytes) per stage; None if layers or stages are left."""
+        """Return a split with at most `seconds` and `share` bytes per stage, filled greedily; None if there is none."""
         layers, depth, bounds = len(self.costs) - 1, len(self.counts), [0]
         for stage, count in enumerate(self.counts):
             first, most = bounds[-1], layers - (depth - 1 - stage)
