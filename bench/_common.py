@@ -53,8 +53,8 @@ class TaskName(StrEnum):
 
 
 def manifest(task: TaskName, stages: int, microbatches: int, steps: int, *, mode: str, standby: int = 0) -> Any:
-    """Return a job's manifest. task: gpt is the quickstart's model; emulated sleeps 10 ms per forward and 20 ms per
-    backward of each stage. mode: of redundancy.
+    """Return a job's manifest. task: gpt is the quickstart's model; each stage of emulated sleeps 10 ms per forward and
+    20 ms per backward. mode: redundancy.mode. standby: standby.workers.
     """
     layers = max(2, stages - 1) * stages  # also divisible among one stage fewer
     configs: dict[TaskName, tuple[str, dict[str, Any]]] = {
@@ -101,8 +101,8 @@ class Lab:
         self.on_exit(worker, code)
 
     def others(self) -> float:
-        """Return the CPU seconds that other processes have used on this machine. Compare two values only if no worker
-        runs at either time.
+        """Return the CPU seconds that processes outside this benchmark have used since boot. Compare two values only if
+        no worker runs at either time.
         """
         own = 0
         for pid in (os.getpid(), *children(os.getpid())):
@@ -112,8 +112,8 @@ class Lab:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[list[float]]:
-        """Measure the block: yield a list that holds, once the block has ended, the mean number of cores that other
-        processes used.
+        """Measure the CPU use of other processes during the block. Yields a list that gets one element after the block:
+        the mean number of cores that they used.
         """
         began, before, share = time.monotonic(), self.others(), list[float]()
         yield share
@@ -135,7 +135,7 @@ def children(pid: int) -> list[int]:
 
 @asynccontextmanager
 async def lab() -> AsyncIterator[Lab]:
-    """Open a lab for the block, which SIGTERM cancels. No process of the lab outlives the block, even on an error."""
+    """Open a lab for the block. SIGTERM cancels the block. The lab's processes end with it, even on an error."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, asyncio.current_task())
     with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder:
@@ -153,8 +153,8 @@ def _cancel(task: asyncio.Task[Any] | None) -> None:
 
 
 class Job:
-    """A job and the loop around its coordinator. After every event the loop calls `look` with the time, the event and
-    the resulting commands. machines: the most workers at once; further ones that the coordinator requests wait.
+    """A job, and the loop that runs its coordinator and starts its workers. After each event the loop calls `look` with
+    the monotonic time, the event and the resulting commands. machines: the most workers at once; others wait.
     """
 
     def __init__(self, place: Lab, document: Any, *, main: str) -> None:
@@ -221,7 +221,7 @@ class Job:
         self.look(now, event, commands)
 
     def staff(self) -> None:
-        """Start the requested workers that wait, while fewer than `machines` are alive."""
+        """Start workers that the coordinator has requested, until `machines` workers are alive."""
         while self._waiting and len(self.lab.pool.alive) < self.machines:
             self._waiting -= 1
             self._start()
@@ -252,7 +252,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def chosen_of(only: Sequence[str] | None, known: Sequence[str], option: str = "--only") -> Sequence[str]:
-    """Return the names that an option gives; all known ones without it. Raises typer.BadParameter for unknown names."""
+    """Return the option's names, or all known names without it. Raises typer.BadParameter for an unknown name."""
     if unknown := sorted(set(only or ()) - set(known)):
         raise typer.BadParameter(f"expected some of {', '.join(known)}, got {unknown[0]}", param_hint=option)
     return only or known
@@ -290,7 +290,7 @@ def write_json(path: Path | None, document: Any) -> None:
 
 
 def main(body: Any) -> None:
-    """Run a benchmark. Exits with 130 after Ctrl-C or SIGTERM, and with 1 and the message after a RuntimeError."""
+    """Run a benchmark. Exits with 130 after Ctrl-C or SIGTERM; after a RuntimeError, prints it and exits with 1."""
     with suppress(asyncio.CancelledError):
         try:
             asyncio.run(body)

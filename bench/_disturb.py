@@ -1,4 +1,4 @@
-"""A job that loses workers one after the other, and the times of its takeovers, by phase."""
+"""A fault injector that takes a job's workers one after the other, and the durations of each takeover's phases."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ WORK = ("Forward", *BACKWARDS, "BackwardRest", "BackwardWeight")
 class Disturbance:
     """A worker's loss or notice, and the moments of its cell's takeover (monotonic clock).
 
-    calm: median seconds of the undisturbed steps before. anew: the step began anew on another grid, without a takeover.
+    calm: median seconds of an undisturbed step before. anew: the step began anew on another grid, without a takeover.
     """
 
     victim: WorkerId
@@ -46,12 +46,12 @@ class Disturbance:
 
 @dataclass(slots=True)
 class Taker:
-    """A fault injector that takes away `count` workers, one by one, and then stops the job. Each owns a random cell and
-    goes at a random moment of a step, once the job has healed.
+    """A fault injector that kills `count` workers one by one, or gives them notice, and then stops the job. Each victim
+    owns a random cell and is taken at a random moment of a step, after the job has healed.
 
-    There is one moment in each of `count` equal parts of a step, in random order, so that no run has more late losses
-    than another. A killed worker's replacement starts only two steps later, as on a new node: on this machine its start
-    would take a core from the other workers.
+    A step has `count` equal parts. One worker is taken in each part, in random order, so that all runs have equally
+    late losses. A killed worker's replacement starts only two steps later, as on a new node, because on this machine
+    its start would take a core from the other workers.
     """
 
     job: Job
@@ -88,11 +88,11 @@ class Taker:
             asyncio.get_running_loop().call_later(moment * self._step_seconds(), self._strike)
 
     def _is_open(self, d: Disturbance) -> bool:
-        """Return whether a loss awaits its takeover's report or, if its step began anew, the next step's commit."""
+        """Return whether a takeover's report is still due or, if its step began anew, the next step's commit."""
         return len(self.job.committed) <= d.step + 1 if d.anew else d.reported is None
 
     def _settled(self) -> bool:
-        """Return whether the job runs by its plan, each cell has its own owner and a copy, and replicas are in sync."""
+        """Return whether the plan is in force, each cell has an owner of its own, and all replicas are in sync."""
         state = self.job.state
         if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.plans.applied:
             return False
@@ -153,7 +153,7 @@ class Taker:
 
 
 async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: int) -> dict[str, Any]:
-    """Take `count` workers from a job one by one; return takeovers' figures and the cores that other processes used."""
+    """Take `count` workers from a job, one by one. Return the takeovers' figures and the cores used by others."""
     job = Job(place, document, main="_recorder:record")
     taker = Taker(job, count, notice, random.Random(seed))
     job.look = taker.look
@@ -165,11 +165,11 @@ async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: 
 
 
 def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
-    """Return the figures of a kill, times in milliseconds. The heir is the cell's new owner.
+    """Return the figures of a kill, with times in milliseconds. The heir is the cell's new owner.
 
     pause: from the kill until the heir has applied the plan and repeated the victim's instructions of uncommitted
     steps. work: the heir's instructions from the plan until the commit. idle: from the plan until the heir's last
-    instruction of the cell, minus work. tail: from then until the commit. If the step began anew, return only `_steps`.
+    instruction of the cell, minus work. tail: from then until the commit. Only `_steps` if the step began anew.
     """
     if d.anew:
         return _steps(d, committed, at=d.at)
@@ -203,16 +203,16 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
 
 
 def _work(done: Done) -> tuple[str, Cell, int, int]:
-    """Return the key by which an instruction of the heir is matched with the victim's. A whole backward matches the
-    first part of a split one.
+    """Return the key by which an instruction of the heir equals one of the victim: name, cell, step and microbatch. A
+    whole backward equals the first part of a split one.
     """
     name, cell, step, microbatch = done.what
     return BACKWARDS[0] if name in BACKWARDS else name, cell, step, microbatch
 
 
 def planned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
-    """Return the figures of a notice, times in milliseconds. pause: from the last backward of the step before the
-    takeover to the cell's first forward in the next step, minus the usual time.
+    """Return the figures of a notice, with times in milliseconds. pause: from the last backward before the takeover to
+    the cell's first forward after it, minus the median of that time in calm steps.
     """
     assert d.planned is not None
     first = min(x.step for x in done if x.worker == d.heir and x.cell == d.cell and x.name in WORK and x.end > d.at)
@@ -236,7 +236,7 @@ def _idle(cell: Cell, step: int, done: list[Done]) -> float:
 
 
 def _steps(d: Disturbance, committed: dict[int, float], at: float) -> dict[str, float]:
-    """Return how the affected step (the first one committed after `at`) and the next step differ from calm ones."""
+    """Compare the first step committed after `at`, and the next step, with a calm step. Times are in milliseconds."""
     k = min(step for step, time in committed.items() if time > at)
     affected, after = committed[k] - committed[k - 1], committed[k + 1] - committed[k]
     return {

@@ -1,7 +1,7 @@
 """A task whose layers mostly sleep instead of computing, as if each worker had an accelerator of its own.
 
-On a machine with fewer cores than workers real arithmetic fills every bubble with another worker's work, so only the
-total computing shows. Layers that sleep show the schedule: bubbles, waits and the critical path.
+On a machine with fewer cores than workers, real arithmetic fills every bubble with another worker's work, so a step
+shows only the total arithmetic. Layers that sleep show the schedule: bubbles, waits and the critical path.
 """
 
 import time
@@ -20,10 +20,10 @@ SAMPLES = 512
 
 
 class Sleeper(nn.Module):
-    """A layer from [samples, WIDTH] to the same shape, which applies one small matrix and sleeps.
+    """A layer that applies a small linear map and tanh, and sleeps. Inputs and outputs are [samples, WIDTH].
 
-    A backward sleeps half of its time for the gradient of the inputs and half for that of the matrix. ballast: elements
-    of an unused parameter.
+    A backward sleeps half of its time for the gradient of the inputs and half for that of the weight. ballast: elements
+    of an unused parameter; 0 for none.
     """
 
     def __init__(self, forward_seconds: float, backward_seconds: float, ballast: int) -> None:
@@ -48,8 +48,8 @@ def _sleep(seconds: float, _: Tensor) -> None:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Build the task. config: layers, their number; forwardMs and backwardMs of each; ballast (optional): elements of
-    an unused parameter in each.
+    """Build the task. config: `layers`, their number; `forwardMs` and `backwardMs`, which each layer sleeps; `ballast`
+    (optional), the elements of an unused parameter in each layer.
     """
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, WIDTH, generator=generator)

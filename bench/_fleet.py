@@ -1,7 +1,7 @@
-"""A kubelet for all fake nodes that starts no process: it gives each pod an address and a token, and plays its worker.
+"""A kubelet for all fake nodes. Instead of starting processes, it plays the worker of each BambooJob pod.
 
-It serves only pods of BambooJobs. Towards the API it acts like a kubelet: a token for each pod (TokenRequest, bound to
-the pod), its status, and its removal.
+Like a real kubelet it requests a token for each pod (TokenRequest, bound to the pod), writes the pod's status and
+address, and removes the pod from the API.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ LAG_SECONDS = 0.05
 
 
 class Fleet:
-    """The kubelet and all stand-in workers. plays: jobs by name. late: seconds of the event loop's longest delay."""
+    """The kubelet and all stand-in workers. plays: jobs by name. late: the event loop's longest delay, in seconds."""
 
     def __init__(self, api: Api, plays: dict[str, Play]) -> None:
         self._api, self.plays = api, plays
@@ -116,8 +116,8 @@ class Fleet:
         return token
 
     async def _write(self, pod: Json, phase: str, state: Json, address: str) -> None:
-        """Write the pod's status. state: its container's, with `$patch: replace` except in the first write, from which
-        the API server would drop such a state.
+        """Write the pod's status. state: the container's state. A later state needs `$patch: replace` to replace the
+        earlier one; the API server would drop a first state that has it.
         """
         running = str(phase == "Running")
         container = {

@@ -1,4 +1,4 @@
-"""`bamboo run` of a job whose layers sleep and whose workers come and go, and the figures of its history."""
+"""A `bamboo run` of a job whose layers sleep and whose nodes come and go, and its figures, read from the history."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ LATER_SECONDS = 0.5  # a replacement comes later than the loss, or no worker wou
 
 
 def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
-    """Return a job's manifest; its layers sleep. grid: None if the coordinator chooses it, for at most `workers`."""
+    """Return the manifest of a job with sleeping layers. grid: None if the coordinator chooses it for `workers`."""
     document: dict[str, Any] = {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
@@ -49,7 +49,7 @@ def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
 
 
 def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool = False) -> Trace:
-    """Return a trace of node counts, `seconds` each; a repeated count replaces a node. notice: announce decreases."""
+    """Return a trace with each count for `seconds`; an equal next count replaces a node. notice: before decreases."""
     changes: list[NodeChange] = []
     live: list[str] = []
     made = 0
@@ -80,7 +80,7 @@ def as_json_lines(trace: Trace) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GridRun:
-    """A run that completed. Times are seconds since training began."""
+    """The figures of a completed run. Times are in seconds since training began."""
 
     ends: Sequence[float]  # of its steps
     events: Sequence[tuple[float, str, str]]  # time, reason, message
@@ -88,12 +88,12 @@ class GridRun:
 
     @property
     def choices(self) -> list[str]:
-        """The coordinator's sentence for each grid that it chose."""
+        """The messages of the coordinator's GridChosen events."""
         return [text for _, reason, text in self.events if reason == "GridChosen"]
 
 
 async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace) -> GridRun:
-    """Run a job to its end; return its figures. Raises RuntimeError if it does not complete. folder: a new one."""
+    """Run a job with `bamboo run`; return its figures. Raises RuntimeError if it fails. folder: created here."""
     folder.mkdir()
     job, output = folder / "job.yaml", folder / "output"
     job.write_text(yaml.safe_dump(dict(document)))

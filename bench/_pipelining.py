@@ -1,5 +1,5 @@
-"""One rank of a job's training on torch.distributed.pipelining (over gloo). Layers, data, loss and optimizer come from
-the task that Bamboo's workers train, too, and the split of layers from Bamboo's `split_layers`.
+"""One rank of a training with torch.distributed.pipelining (over gloo), for comparison with Bamboo. It trains the task
+of Bamboo's workers (layers, data, loss and optimizer), with layers split by Bamboo's `split_layers`.
 """
 
 import os
@@ -32,14 +32,14 @@ NORMS = 4  # steps whose gradient norm is computed without clipping
 
 
 class TorchSchedule(StrEnum):
-    """torch's schedules. ZB1P: ScheduleInterleavedZeroBubble, one stage per rank. ZBV: two stages of half the size."""
+    """torch's schedules. ZB1P: ScheduleInterleavedZeroBubble, one stage per rank. ZBV: two stages per rank."""
 
     ONE_F_ONE_B = "1F1B"
     ZB1P = "ZB1P"
     ZBV = "ZBV"
 
     def stages(self, rank: int, world: int) -> list[int]:
-        """Return a rank's stages, numbered in the order of the layers."""
+        """Return the numbers of a rank's stages, which follow the order of the layers. world: the number of ranks."""
         return [rank, 2 * world - 1 - rank] if self is TorchSchedule.ZBV else [rank]
 
     def made(self, stages: list[Any], microbatches: int, loss: Callable[[Tensor, Tensor], Any]) -> Any:
@@ -55,9 +55,9 @@ class TorchSchedule(StrEnum):
 def run(manifest: dict[str, Any], rank: int, folder: str, schedule: str) -> Any:
     """Train one rank and return its figures.
 
-    These are the losses (on the last stage's rank), the ends of the steps, the CPU time until each, the squared norms
-    of this rank's gradients (of the first steps, or of all with clipping), and the most microbatches whose activations
-    it keeps, in units of all its layers. folder: shared by all ranks, for their rendezvous.
+    losses: by step, on the last stage's rank only. ends, cpu: monotonic time and CPU seconds at each step's end. norms:
+    this rank's squared gradient norms (of the first NORMS steps, or of all with clipping). in_flight: the most
+    microbatches whose activations it keeps, in units of all its layers. folder: for all ranks' rendezvous.
     """
     torch.set_num_threads(1)
     spec = parse_manifest(manifest)
@@ -128,8 +128,8 @@ def built(manifest: dict[str, Any], rank: int, schedule: TorchSchedule) -> Rank:
 
 
 def train_step(mine: Rank, step: int) -> list[float]:
-    """Run one step's forwards and backwards; return [loss] if this rank has the last stage, else []. Samples are drawn
-    as in Bamboo, for each microbatch, on ranks that need them.
+    """Run one step's forwards and backwards; return [mean loss] if this rank has the last stage, else []. Ranks with
+    the first or last stage draw the samples of each microbatch as Bamboo does.
     """
     arguments: list[Tensor] = []
     options: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def train_step(mine: Rank, step: int) -> list[float]:
 
 
 def _clip(mine: Rank, most: float) -> float:
-    """Clip gradients by their norm over all ranks; return this rank's share of the squared norm."""
+    """Clip gradients to the norm `most` over all ranks. Return this rank's part of the squared norm before clipping."""
     parameters = [p for p in mine.module.parameters() if p.grad is not None]
     own = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).square()
     total = own.clone()

@@ -1,5 +1,5 @@
-"""The test cluster's real control plane with many fake nodes, and the operator's calls to it. There are no kubelets:
-`_fleet` acts for them on pods, and `report_nodes` on nodes. The API server audits the operator's requests.
+"""A real Kubernetes control plane with many fake nodes, and counts of the operator's requests, from the API server's
+audit log. Instead of kubelets, `_fleet` handles the pods and `report_nodes` the nodes' status.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ NODE_REPORT_SECONDS = 300.0  # seconds between a kubelet's writes of an unchange
 
 
 class Plane(ControlPlane):  # type: ignore[misc]
-    """A control plane without the limits for small clusters. Nodes may be silent for a day, so they renew no leases."""
+    """A control plane with high request limits. Nodes need no leases, since they may be silent for a day."""
 
     async def _spawn(self, name: str, *flags: str) -> None:
         await super()._spawn(name, *flags, *self._more().get(name, ()))
@@ -86,7 +86,7 @@ class Plane(ControlPlane):  # type: ignore[misc]
         return {name: child.pid for name, child in self.children.items()}
 
     def calls(self, since: float, until: float) -> Counter[tuple[str, str]]:
-        """Count the operator's requests between two moments of time.time(), by client (operator, kopf) and request."""
+        """Count the operator's requests between two values of time.time(), by client (operator, kopf) and kind."""
         counts: Counter[tuple[str, str]] = Counter()
         for entry in map(json.loads, self.audit.read_text().splitlines()):
             watch = entry["verb"] == "watch"

@@ -1,4 +1,4 @@
-"""The real operator as a process of its own, and its resource use."""
+"""The real operator in a process of its own, and the CPU time and memory of processes."""
 
 import os
 import secrets
@@ -27,13 +27,13 @@ class Operator:
         return self._process.pid
 
     def memory(self) -> tuple[float, float]:
-        """Return RSS and its highest value so far, in MiB."""
+        """Return the resident memory (RSS) and its highest value so far, in MiB."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("VmRSS", "VmHWM"))}
         return sizes["VmRSS"] / 1024, sizes["VmHWM"] / 1024
 
     def troubles(self) -> Iterator[str]:
-        """Yield log lines about errors in the operator itself."""
+        """Yield the log's lines that report an error, a failed action ("cannot") or the start of a traceback."""
         for line in self.log.read_text().splitlines():
             if " ERROR " in line or ": cannot " in line or line.startswith("Traceback"):
                 yield line
@@ -63,7 +63,7 @@ def running_operator(cluster: Cluster, folder: Path) -> Iterator[Operator]:
 
 
 def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU seconds used so far, by name of the process; "others": by all other processes together."""
+    """Return each process's CPU seconds so far, by its name in `pids`, and those of all others as "others"."""
     ticks = os.sysconf("SC_CLK_TCK")
     busy, seconds = busy_seconds(), {}
     for name, pid in pids.items():

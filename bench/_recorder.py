@@ -1,5 +1,5 @@
-"""Recorders in a worker. One writes each instruction at once, in case of a kill, as a line of name, pipeline, stage,
-step, microbatch, start and end (the machine's monotonic clock); the other writes the ends of steps when it is closed.
+"""Recorders of a worker's instructions (`Recorder`) and of its steps' ends (`StepTimes`). A line of a `Recorder`,
+written at once in case of a kill, has name, pipeline, stage, step, microbatch, start and end (monotonic seconds).
 """
 
 import json
@@ -14,7 +14,7 @@ from bamboo_trainer.worker.telemetry import Follower, Span
 
 
 class Done(NamedTuple):
-    """An instruction that a worker has finished."""
+    """An instruction that a worker has finished. start, end: monotonic seconds."""
 
     worker: str
     name: str
@@ -56,7 +56,7 @@ def read(folder: Path) -> list[Done]:
 
 
 class StepTimes(Follower):
-    """A recorder of each step's end in this worker, and of the CPU time until then. It writes all when it is closed."""
+    """A recorder of each step's end in this worker, and of its CPU seconds until then. close() writes the file."""
 
     def __init__(self, path: str) -> None:
         self._path, self._ends = Path(path), dict[int, tuple[float, float]]()
@@ -70,10 +70,10 @@ class StepTimes(Follower):
 
 
 def record(*, trace: str, **started: Any) -> int:
-    """Run a worker that records every instruction; return its exit code. started: the launcher's other arguments."""
+    """Run a worker that writes its instructions to `trace`; return its exit code. started: its other arguments."""
     return process.main(**started, follower=Recorder(trace))
 
 
 def time_steps(*, trace: str, **started: Any) -> int:
-    """Run a worker that records when its steps end; return its exit code. started: the launcher's other arguments."""
+    """Run a worker that writes its steps' ends to `trace`; return its exit code. started: its other arguments."""
     return process.main(**started, follower=StepTimes(trace))

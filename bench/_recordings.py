@@ -1,10 +1,10 @@
-"""Published recordings of spot nodes, read as traces: files in Bamboo's formats, or tables of numbers of nodes.
+"""A reader of published recordings of spot nodes: CSV files in Bamboo's formats, or tables of node counts.
 
 YYYY-MM-DD,HH:MM:SS,COUNT                the number of nodes
 seconds,nodes / SECONDS,COUNT            the same, below a header
 seconds,ZONE,ZONE... / SECONDS,COUNT...  the number in each zone, below a header
 
-The oldest node is assumed to leave first.
+In tables, the oldest node is assumed to leave first.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from bamboo.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_
 
 
 def recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
-    """Yield each recording's name and trace (*.csv of a folder), in order of name. Skip other files, such as prices."""
+    """Yield the name and trace of each *.csv recording in a folder, by name. Skips other tables, such as prices."""
     for path in sorted(folder.glob("*.csv")):
         rows = [[cell.strip() for cell in line.split(",")] for line in path.read_text().splitlines() if line.strip()]
         first = rows[0][0]
@@ -35,7 +35,7 @@ def recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
 
 @dataclass(slots=True)
 class Counter:
-    """A converter from numbers of nodes in a zone to nodes that come and go. The oldest node leaves first."""
+    """A converter from a zone's node counts to single nodes that come and go. The oldest node leaves first."""
 
     zone: str
     changes: list[NodeChange] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Counter:
 
 
 def dated(rows: list[list[str]]) -> Trace:
-    """Read a recording with dates. A timestamp that goes back counts as the latest one before it."""
+    """Read a recording with dates. A time before that of an earlier row counts as the latest time so far."""
     counter, now = Counter(""), 0.0
     stamps = [datetime.strptime(f"{day} {clock}", "%Y-%m-%d %H:%M:%S") for day, clock, _ in rows]
     for stamp, row in zip(stamps, rows, strict=True):
@@ -65,7 +65,7 @@ def dated(rows: list[list[str]]) -> Trace:
 
 
 def counted(rows: list[list[str]]) -> Trace:
-    """Read a recording with seconds. rows: the first row is the header, with "nodes" or the names of zones."""
+    """Read a recording of seconds and counts. rows: begin with the header, which has "nodes" or zones."""
     header, *counts = rows
     counters = [Counter("" if name == "nodes" else name) for name in header[1:]]
     for row in counts:

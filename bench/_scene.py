@@ -74,8 +74,8 @@ class Scene:
         self._next = 0
 
     async def start(self) -> Json:
-        """Start all jobs in waves, each wave once all earlier jobs run; then wait until all have settled plans. Return
-        the figures of the time until all run.
+        """Start all jobs in waves, each wave once all earlier jobs run, and wait until all jobs have settled. Return
+        the figures (`Window`) of the time until all jobs run.
         """
         async with self.window() as window:
             names = list(self.plays)
@@ -91,8 +91,8 @@ class Scene:
         await self._api.request("POST", f"{KIND}/namespaces/{NAMESPACE}/bamboojobs", _manifest(name, self.size))
 
     async def _run(self, wanted: int, new: int) -> None:
-        """Wait until `wanted` jobs run, and report progress. Raises RuntimeError if a job fails or takes too long.
-        new: the number of jobs that have just been created.
+        """Wait until `wanted` jobs run, and report progress. Raises RuntimeError if a job fails or the wait takes too
+        long. new: the number of jobs that have just been created.
         """
         began = said = time.monotonic()
         while (found := await self._states())["Running"] < wanted:
@@ -105,7 +105,7 @@ class Scene:
             await asyncio.sleep(0.5)
 
     async def _states(self) -> Counter[str]:
-        """Return the number of jobs for which each condition is true."""
+        """Count the jobs for which a condition is true, by the condition's type."""
         counts: Counter[str] = Counter()
         for job in (await self._api.get(JOBS))["items"]:
             conditions = (job.get("status") or {}).get("conditions") or ()
@@ -114,7 +114,7 @@ class Scene:
 
     @asynccontextmanager
     async def window(self) -> AsyncIterator[Json]:
-        """Measure the block: yield a dictionary that holds the fields of its `Window` once the block has ended."""
+        """Measure the block. Yields a dictionary that gets the fields of a `Window` when the block has ended."""
         figures: Json = {}
         before, began, clock = cpu_seconds(self._pids), time.monotonic(), time.time()
         self.fleet.late = 0.0
@@ -143,11 +143,11 @@ class Scene:
         return sum(play.cuts for play in self.plays.values())
 
     async def notice(self, count: int) -> list[Json]:
-        """Give notice to one node of each of the next `count` jobs at once, wait until the jobs have recovered, and
+        """Taint one node of each of the next `count` jobs at once, as a notice. Wait until the jobs have recovered, and
         remove the taints.
 
-        Returns for each job the seconds from the beginning of the taint's write to its end, and to the new plan's
-        arrival at the first and last survivor (both None if some have not received it after HEAR_SECONDS).
+        Returns the seconds for each job from the start of the taint's write: `written` to its end, `first` and `last`
+        to the new plan's arrival at the first and last survivor (None if a survivor lacks the plan after HEAR_SECONDS).
         """
         names = list(self.plays)
         plays = [self.plays[names[(self._next + index) % len(names)]] for index in range(count)]
@@ -160,7 +160,7 @@ class Scene:
         return list(found)
 
     def _victim(self, play: Play) -> Standin:
-        """Return a random worker of the job, with a node of its own if there is such a worker."""
+        """Return a random worker of the job, if possible one that has its node for itself."""
         workers = [play.workers[name] for name in sorted(play.workers)]
         return self._rng.choice([w for w in workers if self.fleet.alone(w)] or workers)
 
@@ -184,7 +184,7 @@ class Scene:
         return {"job": play.name, "written": written, "first": None, "last": None}
 
     async def _healed(self, plays: list[Play]) -> None:
-        """Wait until the jobs have healed. Raises RuntimeError if one has not after HEAL_SECONDS."""
+        """Wait until the jobs have healed. Raises RuntimeError if one takes longer than HEAL_SECONDS."""
         deadline = time.monotonic() + HEAL_SECONDS
         while not all(play.calm(self.size.workers, CALM_SECONDS) for play in plays):
             if time.monotonic() > deadline:
@@ -210,7 +210,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(folder: Path, size: Size, rng: random.Random) -> AsyncIterator[Scene]:
-    """Start everything but the jobs, and end everything afterwards, also on SIGTERM."""
+    """Run a control plane, operator and stand-ins for the block, without jobs at first. SIGTERM cancels the block."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

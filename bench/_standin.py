@@ -44,8 +44,8 @@ MEMORY = Memory(peak=7 << 30, limit=16 << 30)
 
 
 class SharedEar:
-    """A decoder that decodes each long frame once for all workers of a job. A thousand workers in one process would
-    delay each other; real workers each have a machine.
+    """A decoder that decodes each long frame once for all workers of a job. Otherwise a thousand workers in this
+    process would delay each other; real workers each have a machine.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Play:
     ended: list[str] = field(default_factory=list)  # reasons, other than a notice, for which workers were told to stop
 
     async def train(self) -> None:
-        """Every `step_seconds`, forever, put waiting plans in force and, if the root is connected, commit a step."""
+        """Forever, every `step_seconds`, apply waiting plans and, if the root is connected, commit a step."""
         await asyncio.sleep(random.uniform(0, self.step_seconds))  # noqa: S311
         while True:
             await asyncio.sleep(self.step_seconds)
@@ -118,7 +118,7 @@ class Play:
 
 
 class Standin:
-    """A worker without a model. run() calls `token` per connection, and ends if the coordinator stops or refuses it."""
+    """A worker without a model. run() calls `token` per connection, and returns after a Stop or a refusal."""
 
     def __init__(self, play: Play, name: WorkerId, node: str, address: str, url: str, tls: ssl.SSLContext) -> None:
         self.play, self.name, self.node, self.epoch = play, name, node, 0

@@ -6,10 +6,10 @@
     python bench/engine.py --task emulated --zero-bubble --clip # also with clipping, for which all sides wait
 
 All sides fork their processes from the same server, with one torch thread each, and train the same layers, split alike
-(torch's ZBV: into twice as many stages, two per rank), on the same samples with the same optimizer.
-Bamboo's workers wait for each other at the end of a step, for the norm of all gradients and the commit; torch's ranks
-wait for that norm if they clip. Losses are compared step by step, and norms in the first steps (with --clip in all).
-The sides take turns, in an order that is reversed with each round; ratios are of runs of one round.
+(torch's ZBV: into twice as many stages, two per rank), on the same samples with the same optimizer. Bamboo's workers
+wait for each other at the end of a step, for the norm of all gradients and the commit; torch's ranks wait for that norm
+if they clip. The losses of all steps must agree, and the norms of the first steps (of all with --clip). The sides take
+turns, in reverse order in every second round; a ratio compares two runs of one round.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ async def pipelining(place: Lab, document: Any, *, schedule: TorchSchedule = Tor
 
 
 async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
-    """Measure a task on a number of stages. Keep noisy rounds apart and repeat them, 3 * repeat of them at most."""
+    """Measure a task in `repeat` rounds of all sides. Noisy rounds are kept apart and repeated, at most 3 * repeat."""
     sides = _sides(options, task, stages)
     rounds: list[dict[str, Any]] = []
     noisy: list[dict[str, Any]] = []
@@ -156,7 +156,7 @@ def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, A
 
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> list[float]:
-    """Return how many times better the figure of `over` is than that of `under`, for each round."""
+    """Return, for each round, the figure of side `under` divided by that of side `over`. Low figures are better."""
     return [facts[under][figure] / facts[over][figure] for facts in rounds]
 
 

@@ -1,18 +1,18 @@
-"""Bamboo on this machine's devices, compared with plain PyTorch, for owners of a GPU with ten minutes to spare.
+"""A benchmark of Bamboo on this machine's devices against plain PyTorch, in about ten minutes.
 
     python bench/gpu.py [--minutes 10] [--only throughput,kills] > report.json
-    python bench/gpu.py --small --minutes 2        # tiny sizes: whether all works, not how fast
+    python bench/gpu.py --small --minutes 2        # tiny sizes, to test that all works
 
-Prints one JSON object, and its progress on standard error. It trains Llama 3.2 1B in bf16 (on a single small
-GPU with fewer blocks and a smaller vocabulary), and a small Llama on CPUs; workers share the GPU if there is only one.
-`left_out` names the measurements for which no time was left.
+It prints one JSON object, and its progress on standard error. It trains Llama 3.2 1B in bf16 (on a single small GPU
+with fewer blocks and a smaller vocabulary), or a small Llama on CPUs. Workers share the GPU if there is only one.
+`left_out` names the measurements that were skipped for lack of time.
 
     throughput     tokens per second of one plain PyTorch process and of one and several workers, eager and compiled
-    modes          a step with each redundancy mode, over one without
-    determinism    a step with `training.deterministic` over one without; whether a job that loses two workers has the
-                   bits of an undisturbed one on another grid
+    modes          the step time with each redundancy mode, relative to mode None
+    determinism    a step with `training.deterministic`, relative to one without; whether a job that loses two workers
+                   ends with the same bits as an undisturbed job on another grid
     kills          workers that are killed one after the other: pauses, the affected steps, and the memory in use before
-                   the first loss and after each one: of the GPUs, or without GPUs of the processes
+                   the first loss and after each one (of the GPUs; without GPUs of the processes)
 """
 
 import math
@@ -65,8 +65,8 @@ Figures = dict[str, Any]
 class Sizes:
     """The model and batch to train, and the number of steps to measure.
 
-    tokens: of a sample. samples: of a microbatch. warmup: steps that do not count, in which layers are compiled. least:
-    counted steps, at least. workers: of the widest pipeline. compiled: whether to measure compiled layers.
+    tokens: per sample. samples: per microbatch. warmup: first steps, which do not count, since they compile layers.
+    least: the fewest counted steps. workers: of the widest pipeline. compiled: whether to measure compiled layers.
     """
 
     config: Mapping[str, Any]
@@ -85,7 +85,7 @@ class Sizes:
 
 
 def sizes_of(*, small: bool) -> Sizes:
-    """Return the sizes that suit this machine's devices, or tiny ones."""
+    """Return sizes that suit this machine's devices, or tiny ones if `small`."""
     gpus = torch.cuda.device_count()
     workers = max(2, min(gpus, 8))
     if small:
@@ -113,7 +113,7 @@ def sizes_of(*, small: bool) -> Sizes:
 
 
 def job_of(sizes: Sizes, stages: int, steps: int = MANY_STEPS, *, mode: str = "None", **training: Any) -> bamboo.Job:
-    """Return a job on one pipeline. With redundancy it also has a standby worker."""
+    """Return a job with one pipeline. It has a standby worker unless the redundancy mode is None."""
     return bamboo.Job(
         "bench",
         task="bamboo_trainer.models.llama:build",
@@ -132,15 +132,15 @@ def job_of(sizes: Sizes, stages: int, steps: int = MANY_STEPS, *, mode: str = "N
 
 
 class Clock:
-    """The remaining time of a part of the benchmark. left_out: measurements for which the time did not suffice."""
+    """The remaining time of a part of the benchmark. left_out: the measurements that were skipped for lack of time."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
         self.left_out: list[str] = []
 
     def measure(self, what: str, work: Callable[[float], Figures], others: int = 0) -> Figures:
-        """Run a measurement in its share of the time. Return its figures, its problem if it fails, or {} if too little
-        time is left. others: the number of later measurements that share the time.
+        """Run a measurement in its share of the time. Return its figures, {"problem": message} if it fails, or {} if
+        less than LEAST_SECONDS are left for it. others: the number of later measurements that share the time.
         """
         seconds = (self._end - time.monotonic()) / (1 + others)
         if seconds < LEAST_SECONDS:
@@ -155,7 +155,7 @@ class Clock:
 
 
 def steps_of(handle: bamboo.JobHandle, sizes: Sizes) -> list[tuple[float, float]]:
-    """Return when each counted step of an ended job was committed, and the seconds that it took."""
+    """Return (commit's Unix time, duration in seconds) for each counted step of an ended job."""
     ends = [row["time"] for row in handle.history() if row["kind"] == "step"]
     return [(end, end - before) for before, end in pairwise(ends)][sizes.warmup - 1 :]
 
@@ -232,7 +232,7 @@ def in_a_process(work: Callable[[float], Figures], seconds: float) -> Figures:
 
 
 def take_turns(clock: Clock, figure: str, sides: Mapping[str, Callable[[float], Figures]]) -> Figures:
-    """Measure the sides in turns; return each side's fastest round, and the ratio of its figure to the first side's."""
+    """Measure the sides in turns. Return each side's fastest round; `ratio` is its `figure` over the first side's."""
     fastest: dict[str, Figures] = {name: {} for name in sides}
     turns = [(number, name) for number in range(ROUNDS) for name in sides]
     for at, (number, name) in enumerate(turns):
@@ -245,7 +245,7 @@ def take_turns(clock: Clock, figure: str, sides: Mapping[str, Callable[[float], 
 
 
 def throughput(clock: Clock, sizes: Sizes) -> Figures:
-    """Return the speed of one plain process, of one worker, and of the widest pipeline, eager and perhaps compiled."""
+    """Measure plain PyTorch, one worker and the widest pipeline, eager and, if sizes.compiled, with compiled layers."""
     sides: dict[str, Callable[[float], Figures]] = {}
     for how, compiled in (("eager", False), ("compiled", True))[: 2 if sizes.compiled else 1]:
         plain = partial(train_plainly, job_of(sizes, 1).document, sizes, compiled)
@@ -271,7 +271,7 @@ def determinism(clock: Clock, sizes: Sizes) -> Figures:
 
 
 def same_bits(sizes: Sizes, seconds: float) -> Figures:
-    """Return how many workers a job lost, and whether its bits equal those of an undisturbed job on another grid."""
+    """Compare the weights of a job that loses workers with an undisturbed job's on another grid, bit for bit."""
     end = time.monotonic() + seconds
     disturbed = job_of(sizes, sizes.workers, BITS_STEPS, mode="Replicas")
     with (
@@ -328,7 +328,7 @@ def kill(sizes: Sizes, losses: int, seconds: float) -> Figures:
 
 
 def is_whole(sizes: Sizes, calm: int, now: JobProgress) -> bool:
-    """Return whether every stage is protected, a worker stands by, and enough steps are done since the last loss."""
+    """Return whether the job runs undegraded, has a standby worker, and has passed step `calm` and warmup."""
     return now.state == "Running" and now.workers > sizes.workers and now.step >= max(calm, sizes.warmup)
 
 
@@ -337,7 +337,7 @@ def has_taken_over(number: int, now: JobProgress) -> bool:
 
 
 def bytes_in_use() -> int:
-    """Return the bytes in use on all GPUs. Without GPUs return the private bytes of the processes below this one."""
+    """Return the bytes in use on all GPUs; without GPUs, the private bytes of this process's descendants."""
     if torch.cuda.is_available():
         command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -366,7 +366,7 @@ def run(
     losses: Annotated[int, typer.Option(min=1, help="Workers that are killed.")] = 25,
     small: Annotated[bool, typer.Option("--small", help="Tiny sizes: whether all works, not how fast.")] = False,
 ) -> None:
-    """Run the measurements, and print one JSON object. Exits with 1 if bits differ."""
+    """Run the measurements and print them as one JSON object. Exits with 1 if bits differ."""
     end = time.monotonic() + 60 * minutes
     chosen, sizes = chosen_of(only.split(","), PARTS), sizes_of(small=small)
     work: dict[str, Callable[[Clock], Figures]] = {

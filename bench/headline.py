@@ -1,14 +1,14 @@
-"""Compare the speed and cost of ways to train on nodes that are taken away.
+"""A comparison of the speed and cost of ways to train on nodes that are taken away.
 
     python bench/headline.py [--traces FOLDER] [--cases 33%,p3-trace] [--quick] [--seeds 1] [--hours 24]
     python bench/headline.py --restarts 30,300,900,1800 [--cases 16%] [--seeds 1]
 
-Bamboo is its real coordinator, driven in virtual time; the published strategies take their step times and memory needs
-from the same functions. The six published models run at 10, 16 and 33 percent hourly preemptions and, with --traces,
-on every recording of nodes in a folder (its first hours). Each strategy gets its best parameters, zones and number of
-nodes in hindsight, by throughput and by value: docs/benchmarks.md. Prints the tables of docs/benchmarks.md; --json has
-all figures. --quick: two models, one rate and the first six hours. --restarts: only Bamboo's speed relative to
-restarting strategies, if these take that long to restart.
+Bamboo's figures come from its real coordinator, driven in virtual time; the published strategies take their step times
+and memory needs from the same functions. The six published models run at 10, 16 and 33 percent hourly preemptions and,
+with --traces, on every recording of nodes in a folder (its first hours). Each strategy gets its best parameters, zones
+and number of nodes in hindsight, by throughput and by value. It prints the tables of docs/benchmarks.md; --json has all
+figures. --quick: two models, one rate and six hours. --restarts: print only Bamboo's speed relative to restarting
+strategies, for these restart times in seconds.
 """
 
 import math
@@ -50,8 +50,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A model and its nodes: a recording of nodes, or generated ones, each of which is taken away within an hour with
-    probability `rate`.
+    """A model, and the nodes that train it: from a recording, or generated. A generated node is taken away within an
+    hour with probability `rate`.
     """
 
     model: str
@@ -87,7 +87,7 @@ def run(
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
 ) -> None:
-    """Simulate, and print throughput relative to `checkpoint`, value relative to on-demand nodes, and goodput."""
+    """Simulate all strategies; print throughput over `checkpoint`, value over on-demand nodes, and goodput."""
     models, rates = (QUICK_MODELS, list(QUICK_RATES)) if quick else (MODELS, list(RATES))
     hours = min(hours, QUICK_HOURS) if quick else hours
     wanted = None if cases is None else set(cases.split(","))
@@ -199,7 +199,7 @@ def _restarts(seconds: list[float], models: Sequence[str], rates: Sequence[float
 
 
 def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float]]:
-    """Return Bamboo's samples over each baseline's, for each duration of a restart; inf if the baseline trains none."""
+    """Return Bamboo's samples divided by each baseline's, for each restart time; inf if the baseline trains none."""
     job = work.job()
     traces = work.traces(job.place.nodes)
     ours = sum(compared(OURS, job, trace, work.hours).samples for trace in traces)
@@ -213,7 +213,7 @@ def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float
 
 
 def _mean(ratios: Sequence[float]) -> str:
-    """Return the geometric mean of the positive finite ratios as text ("–" if none), with their number if not all."""
+    """Return the geometric mean of the positive finite ratios as text, with their number if not all; "–" if none."""
     finite = [ratio for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
     if not finite:
         return "–"
@@ -234,7 +234,7 @@ class Table:
         )
 
     def over(self, case: str, name: str, base: str, objective: Aim = Aim.THROUGHPUT) -> list[float]:
-        """Return, for each model, a strategy's throughput or value divided by that of `base`; inf if that is 0."""
+        """Return a strategy's throughput or value (by the objective) over the base's, by model; inf for a zero base."""
         figure = "value" if objective is Aim.VALUE else "throughput"
         pairs = [
             (self.of(case, model, name, objective)[figure], self.of(case, model, base, objective)[figure])
@@ -254,7 +254,7 @@ def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
 
 
 def _show_made_up(table: Table, cases: Sequence[str]) -> None:
-    """Print each strategy's means over the models."""
+    """Print a table of each strategy's means over the models, for each rate of generated nodes."""
     heads = ["", *(head for case in cases for head in (f"{case}: samples/s", "value", "goodput"))]
     lines = []
     for name in NAMES:
@@ -269,8 +269,8 @@ def _show_made_up(table: Table, cases: Sequence[str]) -> None:
 
 
 def _show_cases(table: Table, cases: Sequence[str]) -> None:
-    """Print for each case the last model's nodes and losses, and means of ratios over the models; then for each model
-    Bamboo's throughput relative to the bound, to `checkpoint` and to the best other strategy.
+    """Print two tables. For each case: the last model's nodes and losses, and mean ratios over the models. For each
+    case and model: Bamboo's throughput relative to the bound, to `checkpoint` and to the best other strategy.
     """
     heads = [
         "",

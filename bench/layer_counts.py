@@ -1,9 +1,9 @@
-"""Count the published models' operations and bytes by layer, for profiles MODEL@DEVICE (`bamboo.profiles.analytic`).
+"""Counts of published models' operations and bytes by layer, for profiles MODEL@DEVICE (`bamboo.profiles.analytic`).
 
     python bench/layer_counts.py              # client/bamboo/profiles/counts/*.json
     python bench/layer_counts.py --only vgg
 
-Nothing is measured: the layers' operations are counted on tensors without data, in fp32 and (for MODEL-bf16) in bf16.
+Nothing is measured: the script counts operations on tensors without data, in fp32 and (for MODEL-bf16) in bf16.
 Microbatches are as large as those of the profiles that `bench/profiles.py` writes.
 """
 
@@ -45,7 +45,7 @@ def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIG
 
 
 def counted(name: str, called: str, precision: str) -> TaskCounts:
-    """Return the counts of a model's layers. Equal blocks are counted once; equal neighbours become one entry."""
+    """Count a model's layers: equal blocks once, equal neighbours as one entry. called: the result's name."""
     entrypoint, config = CONFIGS[name]
     blocks = BLOCKS.get(name)
     samples = microbatch(WORKLOADS[name])

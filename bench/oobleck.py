@@ -1,12 +1,12 @@
-"""Oobleck's experiment (SOSP 2023) with Bamboo's real coordinator, in virtual time, beside Oobleck's own figures.
+"""Oobleck's experiment (SOSP 2023) with Bamboo's real coordinator in virtual time, beside Oobleck's own figures.
 
     python bench/oobleck.py --data FOLDER [--models GPT-3-2_7b] [--cases 10m,5m] [--memory 48]
                             [--json cells.json] [--plot oobleck.png]
     python bench/oobleck.py --merge cells-1.json,cells-2.json [--json all.json] [--plot oobleck.png]
 
 FOLDER holds the inputs of the artifact's simulator: throughput.csv (each system's measurements on 15 to 30 nodes) and a
-table of nodes for each case. docs/benchmarks.md lists the assumptions. Prints one table, with the artifact's simulated
-figures of the other systems; --merge prints it from the cells of earlier runs, and runs nothing.
+table of nodes for each case. docs/benchmarks.md lists the assumptions. It prints one table, with the artifact's figures
+of the other systems; --merge prints it from the cells of earlier runs.
 """
 
 import csv
@@ -52,7 +52,7 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model of equal blocks. batch: samples in a step. samples: in a microbatch."""
+    """A model of equal blocks. batch: samples per step. samples: samples per microbatch."""
 
     batch: int
     samples: int
@@ -62,8 +62,8 @@ class Shape:
     vocabulary: int
 
     def profile(self, memory: float, scale: float) -> ModelProfile:
-        """Return a profile in fp32 with AdamW and checkpointed blocks, which keep only their inputs. scale: seconds of
-        a floating-point operation. memory: usable bytes of a card.
+        """Return a profile for fp32, AdamW and activation checkpointing of each block. memory: usable bytes of a card.
+        scale: seconds per floating-point operation.
         """
         tokens = self.samples * self.context
         boundary = tokens * self.width * FP32
@@ -72,7 +72,7 @@ class Shape:
         ends = self.vocabulary * self.width
 
         def layer(numbers: int, forward: float, again: int) -> Layer:
-            """Return a layer of `numbers` parameters. forward: operations, which the backward repeats `again` times."""
+            """Return a layer of `numbers` parameters. forward: operations; the backward repeats it `again` times."""
             return Layer(
                 forward=forward * scale,
                 backward=(2 + again) * forward * scale,
@@ -141,7 +141,7 @@ PUBLISHED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Oobleck's measured samples per second of a model by number of nodes, and the seconds of pause at a change."""
+    """Oobleck's measurements of a model: samples per second by number of nodes, and a change's pause in seconds."""
 
     rates: dict[int, float]
     pause: float
@@ -151,7 +151,7 @@ class Measured:
 
 
 def read_measured(path: Path, model: str) -> Measured:
-    """Read Oobleck's measurements of a model. Raises ValueError if the table has no line of it."""
+    """Read Oobleck's measurements of a model. Raises ValueError if the table has no line for the model."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if (row["model"], row["system"]) == (model, "oobleck")]
     if not rows:
@@ -161,10 +161,10 @@ def read_measured(path: Path, model: str) -> Measured:
 
 
 def replayed(measured: Measured, batch: int, trace: Trace, *, joins_at_once: bool) -> float:
-    """Return Oobleck's samples per second at the measured rates, with a pause if the number of training nodes changes.
+    """Return Oobleck's samples per second at its measured rates, with a pause at each change of the training nodes.
 
-    A loss discards the step in progress; a joining node costs no part of a step. joins_at_once: the fair replay;
-    otherwise nodes join at the next loss, as in the artifact, or at once if nothing trains.
+    A loss discards the step in progress; a joining node costs no part of a step. joins_at_once: nodes join when they
+    come (the fair replay); otherwise at the next loss, as in the artifact, or at once if nothing trains.
     """
     present = active = 0
     since = samples = 0.0
@@ -218,7 +218,7 @@ def scaled(shape: Shape, memory: float, speed: float) -> ModelProfile:
 
 
 def run_cell(name: str, shape: Shape, case: str, measured: Measured, trace: Trace, memory: float) -> Cell:
-    """Return the figures of one model on the nodes of one case."""
+    """Simulate one model on the nodes of one case, and return the figures."""
     began = time.monotonic()
     profile = scaled(shape, memory, measured.rate(NODES))
     document = manifest(shape)
@@ -248,7 +248,7 @@ def run(
     json: Annotated[Path | None, typer.Option(help='Write the cells to this file, or to "-".')] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
 ) -> None:
-    """Simulate, and print Bamboo's samples per second beside Oobleck's."""
+    """Simulate Bamboo on Oobleck's cases, and print its samples per second beside Oobleck's."""
     if merge is not None:
         cells = [cell for path in merge.split(",") for cell in json_format.loads(Path(path).read_text())["cells"]]
         write_json(json, {"cells": cells})

@@ -1,20 +1,20 @@
-"""How long training pauses when a worker is taken away, by phase.
+"""A measurement of how long training pauses when a worker is taken away, by phase.
 
     python bench/pause.py                      # real arithmetic
     python bench/pause.py --task emulated      # layers that sleep: 10 ms a forward, 20 ms a backward
 
-Processes and sockets are real; this program runs the coordinator. Workers are killed (SIGKILL) or given notice at
-random moments of a step, one cell after the other in random order, each after the job has healed from the one before.
+Processes and sockets are real; this program runs the coordinator. It kills workers (SIGKILL) or gives them notice one
+after the other, at random moments of a step, each after the job has healed. Victims own random cells.
 
-    detect      from SIGKILL until the coordinator knows
+    detect      from SIGKILL until the coordinator knows of the loss
     decide      until it has sent the plan
-    reform      until it hears that the plan is in force at the stage's new owner
+    reform      until it learns that the cell's new owner has applied the plan
     recompute   until the new owner has repeated the last forward or backward that the lost one had finished
     pause       all of these together
     delay       how much later than usual the affected step is committed
 
-With notice nothing is repeated: the pause is how much longer than at other steps the moved stage is idle between the
-last backward of one step and its first forward of the next.
+With notice nothing is repeated. The pause is the moved stage's idle time between the last backward of one step and its
+first forward of the next, minus the usual idle time.
 """
 
 from collections.abc import Sequence

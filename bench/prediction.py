@@ -1,15 +1,14 @@
-"""Compare `bamboo simulate` with real local jobs: throughput, and the time lost to preemptions.
+"""A comparison of `bamboo simulate` with real local jobs: throughput, and the time lost to preemptions.
 
     python bench/prediction.py
     python bench/prediction.py --only chosen    # jobs whose grid the coordinator chooses
     python bench/prediction.py --only 4x1 --plot prediction.png --json prediction.json
 
-`bamboo run` trains each job with real processes, and its workers come and go with the nodes of a recording, which the
-simulation also gets, with a profile measured on this machine (`bamboo profile`). Layers sleep (`_emulated`), so that a
-machine with few cores shows the schedule. The layers' time beyond the profile's, a worker's start time and the
-detection time come from one run on two stages before the cases. The calm duration of steps is their median in the
-second half of the time between two changes; lost is the extra time of the steps in the first half, including the wait
-for another grid.
+`bamboo run` trains each job with real processes on nodes that come and go. The simulation gets the same nodes, and a
+profile measured on this machine (`bamboo profile`). Layers sleep (`_emulated`), so that a machine with few cores shows
+the schedule. One run on two stages before the cases calibrates the layers' times, a worker's start time and the
+detection time. The calm duration of steps is their median in the second half of the time between two changes; the lost
+time is the extra time of the steps in the first half, including the wait for another grid.
 """
 
 from collections.abc import Sequence
@@ -38,10 +37,10 @@ STEP_SECONDS = 1.0  # about
 
 @dataclass(frozen=True, slots=True)
 class PredictedCase:
-    """A job whose workers come and go. workers: their numbers, each for `seconds`; where a number repeats, a worker is
-    lost and replaced. grid: None if the coordinator chooses it.
+    """A job whose workers come and go. workers: the number in each period of `seconds`; an equal next number means that
+    a worker is lost and replaced. grid: None if the coordinator chooses it.
 
-    Workers leave one by one: a simulation loses other workers than a run, and two neighbours at once lose a stage.
+    Workers leave one by one: two neighbours at once would lose a stage, perhaps only in the run or the simulation.
     """
 
     workers: tuple[int, ...]
@@ -84,8 +83,8 @@ async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
 
 
 def course(case: PredictedCase, ends: Sequence[float]) -> dict[str, float]:
-    """Return a run's duration from step FIRST on, its mean calm step and its lost time, in seconds. ends: when each
-    step ended, in seconds since training began.
+    """Return a run's duration from step FIRST on, the mean duration of a calm step, and the lost time, in seconds.
+    ends: when each step ended, in seconds since training began.
     """
     steps = list(zip(ends[FIRST:], gaps(ends[FIRST - 1 :]), strict=True))
     last, usual, lost = len(case.workers) - 1, 0.0, 0.0
@@ -101,7 +100,7 @@ def course(case: PredictedCase, ends: Sequence[float]) -> dict[str, float]:
 
 
 def simulated_ends(case: PredictedCase, profile: ModelProfile) -> list[float]:
-    """Simulate; return all steps' ends in seconds since training began. Raises RuntimeError if some are missing."""
+    """Simulate a case; return all steps' ends in seconds of training. Raises RuntimeError if steps are missing."""
     document, nodes = case.document, case.nodes
 
     def simulated(delay: float) -> JobResult:
@@ -121,8 +120,8 @@ def simulated_ends(case: PredictedCase, profile: ModelProfile) -> list[float]:
 
 
 async def calibrated(place: Lab) -> ModelProfile:
-    """Return a measured profile, calibrated by a job of two stages that loses and replaces a worker. Unexpected step
-    time is attributed to the layers, since on a busy machine each sleep ends late.
+    """Return a measured profile, calibrated by a job of two stages that loses and replaces a worker. The layers' times
+    are scaled to the real step time, since on a busy machine each sleep ends late.
     """
     document = grid_job(16, Grid(2, 1), 2)
     profile, lost_at = await measured(place, document), 14.0

@@ -1,13 +1,13 @@
-"""Write the profiles of the six published models on V100 machines (EC2 p3.2xlarge), for `bamboo simulate`.
+"""Profiles of the six published models on V100 machines (EC2 p3.2xlarge), for `bamboo simulate`.
 
     python bench/profiles.py              # client/bamboo/profiles/shipped/*.json
     python bench/profiles.py --only vgg
 
-The publications give the time of a step on a grid, not of a layer, so the layers' seconds are derived. The published
-step on on-demand machines had no redundancy and no preemptions; the layers take what remains of it after everything
-else that the simulator counts: the pipeline's fill, boundaries on the network, the sum of gradients over the pipelines,
-the update. The script finds this rest by simulating the step with faster and slower layers, and distributes it over
-the layers in proportion to the operations that `bamboo_trainer.tasks.inspection` counts. The forward gets a third, or a
+The publications give the time of a step on a grid, not of a layer, so the script derives the layers' seconds from the
+published step on on-demand machines, without redundancy and preemptions. The layers take its time minus all else that
+the simulator counts: the pipeline's fill, boundaries on the network, the sum of gradients over the pipelines, the
+update. The script finds this rest by simulating the step with faster and slower layers, and distributes it over the
+layers in proportion to the operations that `bamboo_trainer.tasks.inspection` counts. The forward gets a third, or a
 quarter if the backward repeats it. Bytes are counted from the layers, on tensors without data.
 """
 
@@ -89,20 +89,20 @@ def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIG
 
 
 def microbatch(workload: Workload) -> int:
-    """Return the largest microbatch with which a pipeline has at least twice as many microbatches as stages; else 1."""
+    """Return the most samples per microbatch that give a pipeline two or more equal microbatches per stage; else 1."""
     share = workload.samples // PIPELINES
     fitting = [size for size in range(1, share + 1) if share % size == 0 and share // size >= 2 * workload.stages]
     return max(fitting, default=1)
 
 
 def whole_seconds(workload: Workload, samples: int) -> float:
-    """Return an upper bound of a microbatch's seconds s, as M of them on P stages take at least s * (M + P - 1) / P."""
+    """Return an upper bound s of a microbatch's seconds: M of them on P stages take at least s * (M + P - 1) / P."""
     stages, count = workload.on_demand_gpus // PIPELINES, workload.samples // PIPELINES // samples
     return workload.on_demand_seconds * stages / (count + stages - 1)
 
 
 def paced(profile: ModelProfile) -> ModelProfile:
-    """Return a profile with layers scaled to the published on-demand step. Raises RuntimeError if that is too short."""
+    """Scale the layers' times to the published on-demand step. Raises RuntimeError if it leaves no time for them."""
     published = profile.published
     assert published is not None
     low, high = 0.0, 1.0
@@ -192,7 +192,7 @@ def profile_of(workload: Workload) -> ModelProfile:
 
 
 def _repeated(layers: Sequence[T], blocks: int) -> tuple[T, ...]:
-    """Return the layers of the whole model, in which the second one is repeated for all equal blocks."""
+    """Return the layers with the second one repeated `blocks` times."""
     return (*layers[:1], *(layers[1] for _ in range(blocks)), *layers[2:])
 
 

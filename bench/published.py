@@ -1,14 +1,14 @@
-"""Compare `nsdi2023.simulator` with the published program itself, digit for digit.
+"""A comparison of `nsdi2023.simulator` with the published program itself, digit for digit.
 
     python bench/published.py CHECKOUT [--seeds 10] [--rates 0.01,0.05,0.1,0.25,0.5] [--start-hours 0,9,17] [--hours 12]
         [--whole-runs 3] [--trace FILE ...] [--random 0] [--csv FILE]
 
 CHECKOUT: a folder with the published program as its authors released it (with project_pactum/simulation). Both programs
-run each case: every model on generated nodes, cut after some hours, for each seed and rate; the two models with a
-published number of steps also to their end; BERT also with 8 and 15 stages; and every model on each recording
-(without --trace the checkout's). --random: this many generated recordings, each for a random model and end, with many
-events at one moment and names that come back. Figures have to be equal as floating-point numbers, not nearly. --csv:
-the published program's figures, case by case; tests/bench/test_nsdi2023.py compares with such a file.
+run each case, and their figures must be equal as floating-point numbers. Every model runs for --hours on generated
+nodes, with each seed and rate, and on each recording (without --trace the checkout's); BERT also with 8 and 15 stages.
+The two models with a published number of steps also run to their end. --random: this many generated recordings, each
+for a random model and end, with many events at one moment and names that come back. --csv: the published program's
+figures by case; tests/bench/test_nsdi2023.py compares with such a file.
 """
 
 import csv as tables
@@ -61,7 +61,7 @@ Found = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCase:
-    """One run that both programs do."""
+    """One run of both programs."""
 
     model: str
     stages: int
@@ -83,7 +83,7 @@ class PublishedCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The results of both programs. refused_theirs, refused_ours: why a program has no figures, or ""."""
+    """The results of both programs. refused_theirs, refused_ours: why a program has no figures; "" if it has some."""
 
     case: PublishedCase
     theirs: Found
@@ -92,7 +92,7 @@ class Compared:
     refused_ours: str
 
     def differing(self) -> list[str]:
-        """Return a text for each figure that differs, or one if only one program refuses the case; [] if they agree."""
+        """Return a text per differing figure, or one if only one program refuses the case; [] if they agree."""
         if bool(self.refused_theirs) != bool(self.refused_ours):
             return [f"theirs: {self.refused_theirs or 'figures'}; ours: {self.refused_ours or 'figures'}"]
         return [
@@ -133,7 +133,7 @@ def theirs(checkout: Path, case: PublishedCase) -> tuple[Found, str]:
 
 
 def ours(case: PublishedCase) -> tuple[Found, str]:
-    """Run Bamboo's copy of the simulator; return its figures and "", or {} and the sentence of its error."""
+    """Run Bamboo's copy of the simulator; return its figures and "", or {} and the message of its error."""
     workload = workload_of(case.model, case.stages)
     nodes: HourlyNodes | list[Moment]
     if case.recording is not None:
@@ -173,7 +173,7 @@ def cases(
 
 
 def random_recording(rng: random.Random) -> str:
-    """Return a random recording in which nodes come and go in bursts, some of them under names used before."""
+    """Return a random recording as CSV. Nodes come and go in bursts, some of them under names used before."""
     unit, reused = rng.choice((1, 1000, 5000, 30_000, 60_000)), rng.choice((0.0, 0.5))
     end, most = rng.choice((1, 3, 8)) * HOUR_MS, rng.choice((5, 12, 20, 29, 40))
     present: list[str] = []
@@ -212,7 +212,7 @@ def random_cases(count: int, folder: Path) -> Iterator[PublishedCase]:
 
 
 def write_table(file: Path, found: Sequence[Compared]) -> None:
-    """Write the published program's figures as CSV with all digits, or the name of its error, a line for each case."""
+    """Write a CSV line for each case: the published program's figures with all digits, or its error's name."""
     with file.open("w", newline="") as opened:
         table = tables.DictWriter(opened, [*asdict(found[0].case), "refused", *FIGURES, "hours_run"], restval="")
         table.writeheader()

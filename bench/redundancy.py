@@ -1,4 +1,4 @@
-"""The cost of replicas while nothing fails.
+"""A measurement of how much replicas lengthen a step while nothing fails.
 
     python bench/redundancy.py
     python bench/redundancy.py --replicas 1 --replicas 2 --replicas 3 --mebibytes 32
@@ -36,8 +36,6 @@ OFF = Variant(RedundancyMode.NONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancyOptions:
-    """The options of the command."""
-
     steps: int
     repeat: int
     mebibytes: int  # parameters that a stage has in addition, and does not use
@@ -45,7 +43,7 @@ class RedundancyOptions:
 
 
 def document(o: RedundancyOptions, stages: int, variant: Variant) -> Any:
-    """Return a manifest with 10 ms per forward of each stage, and twice that per backward."""
+    """Return the manifest of a job whose stages sleep 10 ms per forward and 20 ms per backward."""
     result = manifest(TaskName.EMULATED, stages, 2 * stages, WARMUP + o.steps, mode=variant.mode)
     result["spec"]["redundancy"]["replicas"] = variant.replicas
     result["spec"]["task"]["config"] = {
@@ -89,7 +87,7 @@ async def cost(place: Lab, o: RedundancyOptions, stages: int) -> dict[str, Any]:
 
 
 def costs(rounds: list[dict[str, Any]], mode: str, figure: str) -> list[float]:
-    """Return by how many percent a mode's figure exceeds that of mode None, for each round."""
+    """Return, for each round, by how many percent a mode's figure exceeds that of mode None."""
     return [100 * (facts[mode][figure] / facts[str(OFF)][figure] - 1) for facts in rounds]
 
 

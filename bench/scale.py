@@ -1,12 +1,12 @@
-"""The operator's resource use with many jobs, and its speed when nodes get notice.
+"""A measurement of the operator's resource use with many jobs, and of its speed when nodes get notice.
 
     python bench/scale.py [--nodes 40] [--jobs 4] [--notices 8] [--burst 4] [--repeat 2] [--json FILE]
     python bench/scale.py --jobs 1 --stages 10 --pipelines 100 --nodes 1000 --burst 1 [--json FILE]
 
 The operator and the test cluster's control plane are real; docs/testing-cluster.md lists the requirements. Nodes are
-fake, and this process plays the workers of all jobs over real control channels with real tokens. They train nothing,
-but send a worker's messages: two heartbeats per second each, and a step per second for each job. At rest the operator
-sends the API server two kinds of requests: each job's progress, and every 10 s its Lease's renewal.
+fake, and this process plays the workers of all jobs over real control channels with real tokens. The workers train
+nothing; each sends two heartbeats per second, and each job reports a step per second. At rest the operator sends the
+API server two kinds of requests: each job's progress, and every 10 s its Lease's renewal.
 """
 
 import asyncio

@@ -2,9 +2,9 @@
 
     python bench/size.py [FOLDER ...] [--rooms]
 
-It has a column for each FOLDER, a checkout (by default this one), so it can show two states side by side:
-`git worktree add ../before REVISION`, then `python bench/size.py ../before .`. A code line is a line that holds code:
-no blank line, no comment, no docstring. Nothing of a checkout is imported.
+The table has a column for each FOLDER, a checkout (by default this one). To show two states side by side, run `git
+worktree add ../before REVISION`, then `python bench/size.py ../before .`. A code line is a line that holds code: no
+blank line, no comment, no docstring. The script imports nothing from a checkout.
 """
 
 import ast

@@ -2,7 +2,7 @@
 
     bamboo run examples/own-model.yaml
 
-`build` is what the manifest's task.entrypoint names: own_model:build.
+The manifest names the function `build` as its task.entrypoint: own_model:build.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,7 +93,7 @@ def loss(outputs: Parts, targets: Parts) -> Tensor:
 
 
 def optimizer(rate: float, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """Return AdamW for one stage's parameters, with weight decay for matrices only. Either group may come out empty."""
+    """Return AdamW for one stage's parameters, with weight decay for matrices only. Leave out an empty group."""
     pairs = list(named)
     groups = [
         {"params": [p for _, p in pairs if p.dim() >= 2], "weight_decay": 0.1},
@@ -103,5 +103,5 @@ def optimizer(rate: float, named: Iterable[tuple[str, nn.Parameter]]) -> torch.o
 
 
 def learning_rate(rate: float, step: int) -> float:
-    """Return a step's learning rate: a short warm-up, then constant. Pure, because every worker calls it."""
+    """Return a step's learning rate: a warm-up of 20 steps, then `rate`. Pure, because every worker calls it."""
     return rate * min(1.0, (step + 1) / 20)

@@ -1,4 +1,4 @@
-"""A plain torch module as a job: `from_module` splits it into its blocks. The module itself knows nothing of that."""
+"""A plain torch module as a job: `from_module` splits it into layers at its blocks. The module needs no change."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from bamboo_trainer.task import Parts, Task
 
 
 class Block(nn.Module):
-    """A Transformer block: [batch, length, width], mask [batch, length] of what counts -> {"hidden": same shape}."""
+    """A Transformer block: [batch, length, width], mask [batch, length] (True: used) -> {"hidden": same shape}."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Counter(nn.Module):
-    """A model that counts how often a sequence's first digit occurs in it: logits of the counts 0 to length."""
+    """A model that counts how often a sequence's first digit occurs in it: logits [batch, length + 1] of the counts."""
 
     def __init__(self, width: int, blocks: int, length: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def optimizer(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimize
 
 
 def sequences(count: int, length: int) -> TensorDataset:
-    """Return a dataset of digits, a mask of the first few, which count, and how often the first digit is among them."""
+    """Return a dataset of digits, a mask that keeps the first few, and the number of kept digits equal to the first."""
     generator = torch.Generator().manual_seed(0)
     digits = torch.randint(0, 10, (count, length), generator=generator)
     mask = torch.arange(length) < torch.randint(1, length + 1, (count, 1), generator=generator)

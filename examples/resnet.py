@@ -2,7 +2,7 @@
 
     bamboo run examples/resnet.yaml --preempt at:10:1 --verify
 
-Put a dataset of your own in the place of `Images`.
+Replace `Images` with a dataset of your own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ BLOCKS = {"152": (3, 8, 36, 3), "101": (3, 4, 23, 3), "50": (3, 4, 6, 3), "tiny"
 
 
 class Images:
-    """A dataset: sample i is noise from a generator seeded with i; its class i % classes makes one colour brighter."""
+    """A dataset: image i is noise from a generator seeded with i; its class, i % classes, brightens one colour."""
 
     def __init__(self, samples: int, side: int, classes: int) -> None:
         self.samples, self.side, self.classes = samples, side, classes

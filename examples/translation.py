@@ -59,7 +59,7 @@ class Source(nn.Module):
 
 
 class Reader(nn.Module):
-    """An encoder LSTM: (x [batch, source, width], mask, before) -> the same; 2 * width between the first and second."""
+    """An encoder LSTM: (x [batch, source, width], mask, before) -> the same. The first one returns 2 * width."""
 
     def __init__(self, width: int, number: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def loss(outputs: Parts, targets: Parts) -> Weighted:
-    """Return the summed loss of all words but padding, and their number: the step's loss is the mean over its batch."""
+    """Return the loss summed over all words but padding, and their number: a step's loss is the mean over its words."""
     logits, words = outputs[0].flatten(0, 1), targets[0].flatten()
     summed = F.cross_entropy(logits, words, ignore_index=FILL, label_smoothing=0.1, reduction="sum")
     return Weighted(summed, (words != FILL).sum())

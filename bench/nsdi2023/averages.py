@@ -1,5 +1,5 @@
 """Averages over time as the published simulator computes them: the same sums, of the same terms in the same order, so
-that results agree to the last bit. Times are milliseconds, but the arguments `begin` and `end` and sums are in hours.
+that results agree to the last bit. Arguments `now` and `took` are in milliseconds, `begin` and `end` in hours.
 """
 
 from bamboo.simulation.figures import SimulationError
@@ -10,8 +10,8 @@ HOUR_MS = 3_600_000.0
 
 
 class BilledHours:
-    """The numbers of billed nodes over time, in hours. The first number reported after moment 0 counts from hour 0, so
-    nodes that come later may be billed before they come.
+    """The number of billed nodes over time, and their cost. The first number recorded after moment 0 counts from hour
+    0, so a node may be billed before it comes.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class BilledHours:
         raise AssertionError("the first change is at hour 0")
 
     def averages(self, end: float) -> tuple[float, float]:
-        """Return the mean nodes and USD per hour, from hour 0 to `end`. As in the published simulator, changes after
-        `end` are not left out: the last interval then has a negative length.
+        """Return the mean number of nodes and the mean USD per hour, from hour 0 to `end`. Like the published
+        simulator, it also counts changes after `end`; the last interval then has a negative length.
         """
         node_hours = usd = 0.0
         for since, until, nodes in zip(self._since, [*self._since[1:], end], self._nodes, strict=True):
@@ -56,7 +56,7 @@ class BilledHours:
 
 
 class StepAverages:
-    """Mean samples per second, and samples per second for each USD per hour, over the time of the steps."""
+    """The mean throughput (samples per second) and value (throughput per USD per hour) over the time of the steps."""
 
     def __init__(self, samples: int, billed: BilledHours) -> None:
         self._samples, self._billed = samples, billed
@@ -66,8 +66,8 @@ class StepAverages:
         self._throughput = self._value = 0.0
 
     def begin(self, now: int) -> None:
-        """Record that the first grid begins to step. A later call changes nothing: time without a grid counts as the
-        next step's.
+        """Record when the first grid begins to train. A later call changes nothing, so time without a grid counts as
+        part of the next step.
         """
         if self._first is None:
             self._first = self._last = now
@@ -82,7 +82,7 @@ class StepAverages:
         return self._last
 
     def complete(self, now: int) -> None:
-        """Record a step's end; nodes may have come and gone during it. Raises SimulationError if none was paid for."""
+        """Record a step in which nodes may have come and gone. Raises SimulationError if no node was billed in it."""
         began, ended, took = self._last / HOUR_MS, now / HOUR_MS, now - self._last
         per_second = self._samples / (took / SECOND_MS)
         usd = self._billed.usd(began, ended)
@@ -111,12 +111,12 @@ class StepAverages:
         self._steps += count
 
     def averages(self) -> tuple[float, float]:
-        """Return the mean throughput and value from the first grid to the last step, which must exist."""
+        """Return the mean throughput and value from the first grid's start to the last step. Needs a complete step."""
         assert self._first is not None
         hours = self._last / HOUR_MS - self._first / HOUR_MS
         return self._throughput / hours, self._value / hours
 
 
 def _nobody_paid(hour: float) -> SimulationError:
-    """Return the error for a step without a billed node: a grid without nodes steps on until it is formed anew."""
+    """Return the error for a step without a billed node. Even a grid without nodes steps on until it is formed anew."""
     return SimulationError(f"a step ends after {hour:.2f} hours without a node that is paid for, so it has no value")

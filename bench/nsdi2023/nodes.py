@@ -1,7 +1,7 @@
-"""Nodes that come and go as in the published simulator, with the same draws in the same order. Pure.
+"""Nodes that come and go as in the published simulator, with the same random draws in the same order. Pure.
 
 In each hour every node is taken away with the same probability, at a random second, and each free place gets a node
-with a probability of that hour of the day. Each hour is drawn when it begins, from the nodes present then.
+with a probability that depends on the hour of the day. An hour's events are drawn when it begins.
 """
 
 import heapq
@@ -14,7 +14,7 @@ Moment = tuple[int, bool, str]  # milliseconds, whether the node is added, its n
 
 
 class HourlyNodes:
-    """The generated nodes of one run. It owns the random numbers, which must be drawn hour by hour."""
+    """A generator of one run's nodes. Call `first`, then `hour` for each hour in order: they share random numbers."""
 
     def __init__(self, seed: int, removal: float, capacity: int, start_hour: int = 0) -> None:
         self._rng = random.Random(seed)
@@ -29,7 +29,7 @@ class HourlyNodes:
         return [_name(number + 1) for number in range(self._named)]
 
     def hour(self, begin: int, there: list[str]) -> list[Moment]:
-        """Return the events of the hour that begins at a millisecond. there: the present nodes, oldest first."""
+        """Return the events of the hour that begins at `begin` (ms). there: the present nodes, oldest first."""
         addition = self._additions[(self._start_hour + begin // HOUR_MS) % 24]
         probabilities = (self._removal, addition, begin)
         moments, self._named = _hour(self._rng, there, self._named, self._capacity, probabilities)
@@ -39,8 +39,8 @@ class HourlyNodes:
 def _hour(
     rng: random.Random, there: list[str], named: int, capacity: int, hour: tuple[float, float, int]
 ) -> tuple[list[Moment], int]:
-    """Return an hour's events, and the number of nodes named so far. hour: removal probability, addition probability,
-    and the millisecond at which it begins.
+    """Return an hour's events, and the number of nodes named so far. named: the number before this hour. hour: removal
+    probability, addition probability, and the millisecond at which the hour begins.
     """
     removal, addition, begin = hour
     draw, second = rng.random, rng.randrange

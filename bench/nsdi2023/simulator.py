@@ -1,13 +1,13 @@
 """The cost model of the published Bamboo simulator: a grid of pipelines, rendezvous, takeovers by neighbours. Pure.
 
-Its errors are reproduced: steps go on during a global rendezvous and may begin a second one, whose end finds no node; a
-waiting node that is taken away still counts as waiting; a node without a stage that is taken away slows steps as if a
-neighbour had taken over; value is the mean over time of each step's ratio, instead of throughput over cost. It knows no
-lost work, no loading of checkpoints, no zones and no notice.
+The model has the original's errors: steps go on during a global rendezvous and may begin a second one, which ends
+without nodes; a waiting node that is taken away still counts as waiting; a node without a stage that is taken away
+slows steps as if a neighbour had taken over; value is the mean over time of each step's ratio, instead of throughput
+over cost. It has no lost work, no loading of checkpoints, no zones and no notice.
 
-Times are whole milliseconds. Events of one moment happen in the order of `Kind`; those of one kind and moment in the
-order in which a heap returns them. That order depends on the whole heap, so every step is an event in it, and a slowed
-step is two events. Steps are only counted at once between two other events, if the heap is the same after each.
+Times are whole milliseconds. Events of one moment happen in the order of `Kind`, and events of one moment and kind in
+the order in which a heap returns them. That order depends on the whole heap, so each step is an event in it, and a
+slowed step is two events. Steps between two other events are counted at once only if they leave the heap as it is.
 """
 
 import heapq
@@ -47,7 +47,7 @@ class Kind(IntEnum):
 
 
 class State(StrEnum):
-    """The state of a job: it is stopped, waits for all its workers to meet (rendezvous), or trains."""
+    """The state of a job: stopped, in a rendezvous (it waits until all its workers have met), or running."""
 
     STOPPED = "stopped"
     RENDEZVOUS = "rendezvous"
@@ -55,7 +55,7 @@ class State(StrEnum):
 
 
 class QueuedEvent(int):
-    """The moment and kind of an event as one number, by which events are ordered. Equal numbers have no order."""
+    """An event as one number, from its moment and kind, by which a heap sorts it. Equal numbers have no order."""
 
     node: str  # the event's node
     number: int  # of the grid that steps
@@ -98,8 +98,8 @@ def simulate(
     steps: int | None = None,
     milliseconds: int | None = None,
 ) -> Figures:
-    """Return a run's figures. Raises SimulationError, for example if no step is ever done. events: generated hour by
-    hour, or recorded. The run ends after `steps`, or at `milliseconds`, perhaps within a step; give at least one.
+    """Simulate a run and return its figures. It ends after `steps` or at `milliseconds`, even within a step; give at
+    least one. events: generated hour by hour, or recorded. Raises SimulationError, for example if no step is ever done.
     """
     return Simulation(workload, events, steps, milliseconds).run()
 
@@ -221,8 +221,8 @@ class Simulation:
         self._slow_down(now)
 
     def _heir(self, cell: Cell) -> BilledNode | None:
-        """Return the owner of the previous stage, if it is present. None also for stage 0 after a rendezvous without
-        nodes: then there are no pipelines, although nodes keep their stages.
+        """Return the owner of the previous stage (for stage 0 of the last one), or None if it is gone. None also for
+        stage 0 after a rendezvous without nodes, which leaves no pipelines although nodes keep their stages.
         """
         pipeline, stage = cell
         if stage == 0 and not self._pipelines:
@@ -230,7 +230,7 @@ class Simulation:
         return self._nodes.get(self._owners.get((pipeline, (stage - 1) % self._workload.stages), ""))
 
     def _slow_down(self, now: int) -> None:
-        """Make steps longer, once per grid however many nodes it loses, and not while the grid is formed anew."""
+        """Make steps longer after a loss: once per grid, and only while it runs, not in a rendezvous."""
         if self._slowed_at is None and self._state is State.RUNNING:
             self._slowed_at = now
             self._step_ms = int(SLOWDOWN * self._step_ms)
@@ -279,7 +279,7 @@ class Simulation:
         self._push(ends, Kind.STEP, number=self._grid)
 
     def _step(self, now: int, event: QueuedEvent) -> None:
-        """Complete a step. If the grid's first loss was in it, end it later, by half of the time left at the loss."""
+        """Complete a step. If the grid's first loss was in it, first extend it by half of the time left at the loss."""
         if event.number != self._grid:
             return
         if self._slowed_at is not None and not self._extended:
@@ -297,8 +297,8 @@ class Simulation:
     def _complete_alike(self, now: int, limit: int) -> None:
         """Complete the equal steps before the next other event at once, except the last step of the run.
 
-        Each of them would leave the heap and add the next one, which may move other events. They are skipped only if
-        that moves none, so events of one moment keep their order; otherwise steps go on one by one.
+        Each step would leave the heap and put the next one in, which may move other events. Steps are skipped only if
+        no event would move, so that events of one moment keep their order; otherwise steps go on one by one.
         """
         heap = self._heap
         if self._done_steps.last != now or not heap or heap[0] != (now + self._step_ms) << 3 | Kind.STEP:
@@ -328,8 +328,8 @@ class Simulation:
     # results
 
     def _figures(self, now: int) -> Figures:
-        """Return the figures of the run, which ended at `now`. Those of preemptions and of nodes' lifetimes count until
-        then, all others until the last step. Raises SimulationError without a step, or if the run is not done.
+        """Return the figures of the run, which ended at `now`. Preemptions and lifetimes count until `now`, other
+        figures until the last step. Raises SimulationError if no step was done, or if the requested steps were not.
         """
         steps, last = self._done_steps.steps, self._done_steps.last
         if not steps:

@@ -102,8 +102,8 @@ BERT_STEP_MS = {8: _times(5700, 3100, 2300, 1770), 15: _times(12_750, 6600, 4780
 
 
 def workload_of(name: str, stages: int | None = None) -> Workload:
-    """Return a published workload. Raises SimulationError, with the known ones, for another name or number of stages.
-    stages: replaces the published number; only BERT was measured with others (8 and 15).
+    """Return a published workload. Raises SimulationError, which lists the known ones, for an unknown name or number of
+    stages. stages: replaces the published number; only BERT was measured with others (8 and 15).
     """
     if name not in WORKLOADS:
         raise SimulationError(f"expected one of {', '.join(WORKLOADS)}, got {name!r}")

@@ -1,1 +1,1 @@
-"""Published ways to train on nodes that are taken away, under one set of assumptions: docs/benchmarks.md."""
+"""Published strategies for training on nodes that are taken away, under one set of assumptions: docs/benchmarks.md."""

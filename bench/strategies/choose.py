@@ -1,7 +1,7 @@
-"""The strategies by name, each with the best parameters in hindsight for the nodes that it will see. Pure.
+"""The choice of each strategy's parameters, zones and number of nodes: the best in hindsight for its nodes. Pure.
 
-Hindsight is the same for all and favours none: strategies with more parameters have them from their papers. The best
-parameters depend on the objective, which also decides nodes and zones.
+All strategies have the same hindsight, so it favours none: some have more parameters because their papers do. The
+objective decides which result is the best.
 """
 
 import re
@@ -50,7 +50,7 @@ class Aim(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The facts by which a strategy's parameters are chosen."""
+    """The costs and nodes for which a strategy's parameters are chosen."""
 
     costs: Costs
     nodes: int  # the most that it holds
@@ -66,8 +66,8 @@ class Setting:
 
     @property
     def tried(self) -> tuple[int, ...]:
-        """The numbers of stages with the fastest undisturbed grids: at most MOST_TRIED on all nodes, as many on the
-        usual number, and as many on half of it.
+        """The numbers of stages of the fastest undisturbed grids: at most MOST_TRIED each for all nodes, for the usual
+        number of nodes, and for half of that number.
         """
         choices = self.choices
         several = (self.nodes, self.usual, max(1, self.usual // 2))
@@ -90,7 +90,7 @@ class OnDemand:
         return None, Reaction(rate=self.costs.rate(self.grid)) if len(view.ready) >= self.grid.cells else None
 
     def placement(self, state: None) -> Placement:
-        """Return the placement without zones: on-demand nodes are all in one zone."""
+        """Return an empty placement: on-demand nodes are all in one zone."""
         return Placement()
 
 
@@ -126,8 +126,8 @@ def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
 
 
 def _most_trained(setting: Setting, grids: Sequence[Grid], savings: Mapping[int, Saving]) -> list[Grid]:
-    """Return the grids that train about as much as the best one, in their order. Computes the steps only of grids that
-    could train enough if a step took the least possible time.
+    """Return the grids that train about as much as the best one, in the given order. Computes step times only for grids
+    that could train enough if a step took the least possible time.
     """
     costs, stood = setting.costs, standings(setting.spot, {grid.cells for grid in grids})
 
@@ -249,7 +249,7 @@ def strategy_result(
 
 
 def sizes(nodes: int, objective: Aim) -> tuple[int, ...]:
-    """Return the candidates for the most nodes that a job may hold: only all nodes if the objective is throughput."""
+    """Return the limits to try for a job's nodes: for throughput only `nodes`, for value fractions of it."""
     if objective is Aim.THROUGHPUT:
         return (nodes,)
     return tuple(dict.fromkeys(max(1, round(nodes * size)) for size in SIZES))
@@ -261,8 +261,8 @@ def on_demand_speed(place: Workplace) -> float:
 
 
 def zone_choices(trace: Trace) -> Iterator[Trace]:
-    """Yield the part of the trace for each choice of zones: a single zone, or all of a region, since links are about as
-    good as within a zone. Links between regions are worse, so no pipelines cross regions.
+    """Yield the part of the trace for each choice of zones: all zones of a region, or a single zone. Pipelines never
+    cross regions, because links between regions are worse than within one.
     """
     zones = list(dict.fromkeys(change.zone for change in trace.changes))
     regions: dict[str, list[str]] = {}
@@ -283,7 +283,7 @@ def region_of(zone: str) -> str:
 
 
 def check(place: Workplace, trace: Trace) -> None:
-    """Raise SimulationError if the profile has no prices, or if strategies cannot be compared on the trace."""
+    """Raise SimulationError if the profile lacks prices, or if the trace has no nodes or prices for some zones only."""
     profile = place.costs.profile
     if profile.prices is None:
         raise SimulationError(f"{profile.name}: a profile without prices cannot be compared by cost")
@@ -329,7 +329,7 @@ def _problems(trace: Trace) -> Iterator[str]:
 
 
 def _on_demand(place: Workplace, hours: float) -> Iterator[StrategyResult]:
-    """Yield the results of all nodes of the baseline, and of only the nodes that its fastest grid needs."""
+    """Yield the results of the on-demand baseline with all its nodes, and with only the nodes of its fastest grid."""
     costs, prices = place.costs, place.costs.profile.prices
     assert prices is not None
     grid = _steady_grid(place)

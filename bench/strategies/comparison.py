@@ -1,8 +1,8 @@
-"""Bamboo beside published strategies, for the same job on the same nodes, machines, network and memory.
+"""A comparison of Bamboo with published strategies, for the same job on the same nodes, machines, network and memory.
 
-Bamboo's part is no model: the real coordinator is driven in virtual time, as in `bamboo simulate JOB.yaml`. The
-strategies take their step times from the same functions. The coordinator's job, too, gets the zones and the number of
-nodes that are best by the objective, in hindsight.
+Bamboo's real coordinator runs in virtual time, as in `bamboo simulate JOB.yaml`, instead of a model of it. The
+strategies take their step times from the same functions. For Bamboo, too, the comparison takes the zones and the number
+of nodes that are the best in hindsight by the objective.
 """
 
 import math
@@ -49,7 +49,7 @@ class ComparedJob:
         return self.place.costs.profile
 
     def with_nodes(self, nodes: int) -> "ComparedJob":
-        """Return the job with `nodes` as the most nodes that it holds."""
+        """Return the job limited to `nodes` nodes."""
         if nodes == self.place.nodes:
             return self
         spec = {**self.document["spec"], "elastic": {**self.document["spec"]["elastic"], "maxWorkers": nodes}}
@@ -60,8 +60,8 @@ class ComparedJob:
 def published_job(profile: ModelProfile) -> ComparedJob:
     """Return the job of a published model, with its published batch and number of nodes.
 
-    Its microbatches are the profile's, or smaller ones if the published grid, with stages of about equal time, would
-    not fit into memory together with copies of stages. Raises SimulationError if the profile has no published figures.
+    Its microbatches are the largest, up to the profile's, with which the published grid and its replicas fit into
+    memory, with stages of about equal time. Raises SimulationError if the profile has no published figures.
     """
     published = profile.published
     if published is None:
@@ -145,8 +145,8 @@ class _Choice:
 
 @dataclass(slots=True)
 class CoordinatorRuns:
-    """The coordinator's runs for a job under a trace, each made once. For an objective at most `MOST_RUNS` choices of
-    zones and nodes are run: those that would be best without pauses.
+    """The coordinator's runs of a job under a trace, each made once. For an objective it runs at most `MOST_RUNS`
+    choices of zones and nodes: the choices that would be the best without pauses.
     """
 
     job: ComparedJob
@@ -226,7 +226,7 @@ def _may_be_better(choice: _Choice, best: StrategyResult, objective: Aim, speed:
 
 
 def steps_without_pauses(rates: GridRates, nodes: Timeline) -> float:
-    """Return the number of steps if at every moment the fastest grid of the present nodes trained, without pauses."""
+    """Return how many steps a job would train on each moment's fastest grid of the present nodes, without pauses."""
     present, since, steps = 0, 0.0, 0.0
     for at, more in (*((one.at, len(one.joined) - len(one.lost)) for one in nodes.changes), (nodes.duration, 0)):
         best = rates.best(present) if present and at > since else None
@@ -252,7 +252,7 @@ def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
 
 
 def result_of(figures: JobFigures, batch: int) -> StrategyResult:
-    """Return a coordinator's run as a strategy's result; time that is neither trained, redone nor idle is stalled."""
+    """Convert a coordinator's figures to a strategy's result. Time not trained, redone or idle counts as stalled."""
     duration, steps = figures.hours * HOUR, figures.steps
     trained, redone = figures.trained * HOUR, figures.redone * HOUR
     idle = min(figures.waited * HOUR, max(0.0, duration - trained - redone))

@@ -1,7 +1,7 @@
 """The costs of a step, of a stage's state and of recoveries on a grid, from a profile: the same for all strategies.
 
-Steps, the split of layers and the workers' memory are those of `bamboo_core.planning.steps`, which the coordinator's
-choice of grids and simulations use. Seconds, bytes, samples. Pure, with caches.
+Step times, the split of layers and memory needs come from `bamboo_core.planning.steps`, which the coordinator and
+simulations also use. Units are seconds, bytes and samples. Pure, with caches.
 """
 
 import math
@@ -24,7 +24,7 @@ NOTHING = Grid(0, 0)  # trains nothing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """The largest costs of any stage."""
+    """The largest value of each cost over a grid's stages. Sizes are in bytes; `boundary` is per microbatch."""
 
     seconds: float  # of a microbatch's forward and backward
     state: int  # parameters and optimizer
@@ -43,7 +43,7 @@ class StrategyRates(GridRates):
         self._least_of: dict[tuple[int, int], float | None] = {}  # likewise
 
     def fastest(self, workers: int, stages: int) -> GridRate | None:
-        """Return the fastest fitting grid with this many stages, with fewer workers among equals; None if none fits."""
+        """Return the fastest fitting grid with this many stages; among equals the smallest. None if none fits."""
         filled = stages, workers // stages
         if filled not in self._fastest:
             ranking = self.fastest_of_each(workers, 1, {}, 1.0, stages)
@@ -75,7 +75,7 @@ class StrategyRates(GridRates):
         return execute(group).ends[0]
 
     def completed(self, grid: Grid, ends: Sequence[float]) -> float:
-        """Return the seconds of a step whose stages are done after `ends` seconds; see `StepModel`."""
+        """Return the seconds of a step whose stages are done after `ends` seconds; see `StepModel.completed`."""
         return self._model.completed(self._alike(grid), ends)
 
     def stages(self, stages: int) -> Stages:
@@ -88,7 +88,7 @@ class StrategyRates(GridRates):
 
 class Costs:
     """The costs of a job on one kind of machine. They leave out the job's redundancy, its limits for the grid, and its
-    gradient sums that are the same on each grid, since other systems have none of these.
+    gradient groups, which keep sums the same on each grid, since other systems have none of these.
     """
 
     def __init__(self, profile: ModelProfile, spec: JobSpec) -> None:
@@ -130,8 +130,8 @@ class Costs:
         return grid.stages <= len(self.profile.layers) and bool(self._fitting(grid))
 
     def step(self, grid: Grid) -> float:
-        """Return the seconds of a step of the whole batch, with a node per stage. If the job leaves the schedule open,
-        the best one counts. The grid must fit into memory, as for all rates.
+        """Return the seconds of a step of the whole batch, with a node per cell. The fastest of the job's schedules
+        counts. The grid must fit into memory, as for all rates.
         """
         seconds = self._steps.get(grid)
         if seconds is None:
@@ -139,12 +139,12 @@ class Costs:
         return seconds
 
     def _fitting(self, grid: Grid) -> list[Grid]:
-        """Return the grid with each of the job's schedules with which it fits into memory."""
+        """Return the grid once for each of the job's schedules with which it fits into memory."""
         ways = (grid._replace(schedule=schedule) for schedule in self._schedules)
         return [way for way in ways if self._rates.fits(way)]
 
     def paced(self, stages: int) -> float:
-        """Return the seconds that the slowest stage needs for each microbatch: to compute, or to send its output."""
+        """Return the slowest stage's seconds per microbatch: to compute, or to send its output if that is longer."""
         cost = self.stage(stages)
         return max(cost.seconds, cost.boundary / self._link(cost.boundary) if stages > 1 else 0.0)
 
@@ -159,7 +159,7 @@ class Costs:
         return seconds
 
     def _uneven_step(self, lengths: tuple[int, ...], grid: Grid) -> float:
-        """Return the seconds of a step by the grid's schedule. grid: as many pipelines, all of the shortest length."""
+        """Return a step's seconds with the grid's schedule. grid: as many pipelines, all of the shortest length."""
         order = StageOrder(grid.schedule)
         ends = [0.0] * grid.stages
         for length, share in self._shares(lengths, order):
@@ -168,8 +168,8 @@ class Costs:
         return self._rates.completed(grid, ends)
 
     def _shares(self, lengths: tuple[int, ...], order: StageOrder) -> set[tuple[int, int]]:
-        """Return each pipeline's length and microbatches, at least one; equal pairs once. Each further microbatch
-        goes to the pipeline that is done with it first, the first of equals.
+        """Return the pairs of a pipeline's length and number of microbatches, at least one each. Each further
+        microbatch goes to the pipeline that would finish first with it, among equals the first one.
         """
         shares = [1] * len(lengths)
         done = [(max(self._ends(length, 2, order)), place) for place, length in enumerate(lengths)]  # with one more
@@ -181,8 +181,8 @@ class Costs:
         return set(zip(lengths, shares, strict=True))
 
     def best_lengths(self, nodes: int, shortest: int, longest: int, fewest: int) -> tuple[int, ...]:
-        """Return the numbers of stages, `shortest` to `longest`, of the fastest pipelines, at least `fewest` ones: all
-        equal, or of two lengths to use more nodes. () if none fit. Computes no step that a lower bound rules out.
+        """Return the lengths (numbers of stages) of the fastest set of at least `fewest` pipelines; () if none fits.
+        Lengths are from `shortest` to `longest` and differ by at most one. Skips sets that a lower bound rules out.
         """
         key = nodes, shortest, longest, fewest
         if key not in self._lengths:
@@ -217,7 +217,7 @@ class Costs:
         return ALMOST * (self.microbatches + missed) / passed
 
     def _slowest(self, length: int) -> tuple[float, float]:
-        """Return the least seconds that a pipeline's slowest stage is idle in a step, and its time per microbatch."""
+        """Return the least idle seconds of a pipeline's slowest stage in a step, and its seconds per microbatch."""
         if length not in self._paces:
             sums = self._rates.stages(length)
             each = [forward + backward for forward, backward in zip(sums.forward, sums.backward, strict=True)]
@@ -247,7 +247,7 @@ class Costs:
         return self._pipelines[key]
 
     def rate(self, grid: Grid) -> float:
-        """Return the samples per second; 0 for no grid."""
+        """Return the samples per second; 0 for a grid without pipelines."""
         return self.batch / self.step(grid) if grid.pipelines else 0.0
 
     def most_rate(self, grid: Grid) -> float:
@@ -269,8 +269,8 @@ class Costs:
         return self.grid(nodes, fastest[0]) if fastest else NOTHING
 
     def best_stages(self, nodes: int, choices: Sequence[int], count: int) -> list[int]:
-        """Return at most `count` of the choices, those with the fastest grids, of equals the fewest stages. Computes no
-        step that a lower bound rules out.
+        """Return up to `count` of the choices: those with the fastest grids, fastest first, and among equals the fewest
+        stages. Skips grids that a lower bound rules out.
         """
         least = ((self._rates.least_of(nodes, stages), stages) for stages in choices)
         fastest: list[tuple[float, int]] = []  # seconds of a step, and stages; in order
@@ -287,11 +287,11 @@ class Costs:
         return self.profile.times.detection
 
     def regroup(self, stages: int) -> float:
-        """Return the seconds until surviving processes reconnect and get a stage's state from a peer."""
+        """Return the seconds that surviving processes need to reconnect and to get a stage's state from a peer."""
         return self.profile.times.regroup + self.moved(self.stage(stages).state)
 
     def restart(self, stages: int) -> float:
-        """Return the seconds until processes restart and each reads its stage from the store."""
+        """Return the seconds that processes need to restart and to read their stages from the store."""
         storage = self.profile.storage
         return self.profile.times.rendezvous + storage.latency + self.stage(stages).state / storage.read
 

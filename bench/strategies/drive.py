@@ -1,5 +1,5 @@
-"""The simulation of a strategy on a timeline, and its results. Pure. Checkpoints are taken at intervals of training
-time; their pauses count as a steady slowdown.
+"""Simulation of a strategy on a timeline of nodes. Pure. Checkpoints are taken at intervals of training time; their
+pauses are averaged into a constant slowdown.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from strategies.timeline import HOUR, NodesChange, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyResult:
-    """The result of a run of one strategy."""
+    """The result of a simulated run of one strategy. Times are in seconds."""
 
     duration: float
     samples: float  # trained, without repetitions
@@ -46,7 +46,7 @@ class StrategyResult:
 
     @property
     def goodput(self) -> float:
-        """The share of the duration spent on training that the job kept; speed does not count."""
+        """The share of the duration spent on training that was not repeated later, whatever its speed."""
         return self.productive / self.duration
 
     @property
@@ -55,12 +55,12 @@ class StrategyResult:
 
 
 def drive(policy: Policy, nodes: Timeline, zone_price: float = ZONE_TRAFFIC_PRICE) -> StrategyResult:
-    """Run a strategy over a timeline, and return its result. zone_price: USD per GB that crosses zones, each way."""
+    """Simulate a strategy on a timeline of nodes. zone_price: USD per GB that crosses zones, each way."""
     return _Drive(policy, nodes, zone_price).run()
 
 
 class _Drive:
-    """The state of one run. _unsaved: (seconds, samples per second) of training since the newest safe checkpoint."""
+    """The state of one run. _unsaved: training since the newest safe checkpoint, as (seconds, samples per second)."""
 
     def __init__(self, policy: Policy, nodes: Timeline, zone_price: float) -> None:
         self._policy, self._nodes, self._zone_price = policy, nodes, zone_price

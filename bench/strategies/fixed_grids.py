@@ -1,8 +1,8 @@
-"""Bounds on what fixed grids train on a timeline, from their restarts alone, to skip clearly worse grids. Pure.
+"""Upper bounds on the training time that fixed grids keep on a timeline, to skip clearly slower grids. Pure.
 
-A grid that never changes restarts whenever one of its nodes is lost, as soon as there are enough nodes again; other
-nodes do not matter. So the times of its starts and losses depend only on its number of nodes, not on their arrangement,
-and one pass through the changes serves all grids.
+A fixed grid stops when it loses one of its nodes, and restarts once enough nodes are ready; other nodes do not matter.
+So the times of its starts and losses depend only on its number of nodes, not on their arrangement, and one pass through
+the changes serves all grids.
 """
 
 from bisect import bisect_left
@@ -17,7 +17,7 @@ EDGE = 1e-6  # of an interval: this close to its end a checkpoint counts as take
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A period in which a grid runs, until one of its nodes is lost, or until the timeline ends (`lost` is False)."""
+    """A period in which a grid runs, in seconds. lost: it ends with the loss of a node, not with the timeline."""
 
     since: float
     until: float
@@ -26,7 +26,7 @@ class Standing:
 
 
 def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Standing]]:
-    """Return the periods in which grids run, by the grid's number of nodes. A grid takes the oldest nodes."""
+    """Return, by its number of nodes (`sizes`), the periods in which a grid on the oldest nodes runs."""
     periods: dict[int, list[Standing]] = {size: [] for size in sizes}
     numbers: dict[str, int] = {}  # of ready nodes, in the order in which they came
     ready: list[int] = []
@@ -61,9 +61,9 @@ def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Stan
 
 
 def kept_seconds(stood: Collection[Standing], saving: Saving, restart: float, detection: float) -> float:
-    """Return an upper bound of the seconds of training that losses do not undo, as if a checkpoint were safe at once.
-    restart: seconds from the start of a grid to its first step. detection: seconds until a loss is noticed, before the
-    restart.
+    """Return an upper bound on the seconds of training that losses do not undo. It assumes that each checkpoint is safe
+    at once. restart: seconds from the start of a grid to its first step. detection: seconds from a loss to the start of
+    the restart.
     """
     share, kept = saving.every / (saving.every + saving.pause), 0.0
     for one in stood:

@@ -1,10 +1,10 @@
 """Checkpoints in the memory of peers, taken in small parts at every step (MoEvement, NSDI 2026).
 
-At each step a part of every node's state goes to a peer's host memory, as much as the network moves during the step;
-after a window of steps the copy is complete. Boundary tensors are logged. A spare node replaces a lost one and gets the
-newest whole snapshot; only its own pipeline repeats the steps since then, from the logs, without bubbles, while the
-others wait. Too few spare nodes mean fewer pipelines. If all nodes of a stage are lost, and the snapshot of one of
-them, the job goes back to its checkpoint in the store.
+At each step every node copies a part of its state to a peer's host memory, as much as the network moves meanwhile;
+after a window of steps the snapshot is complete. Nodes log boundary tensors. A spare node replaces a lost node and gets
+its newest whole snapshot. Only its pipeline repeats the steps since then, from the logs and without bubbles, while the
+others wait. With too few spare nodes, pipelines are dropped. The job goes back to its checkpoint in the store if all
+nodes of a stage are lost, and with them the snapshot of one of these nodes.
 """
 
 import math
@@ -46,7 +46,7 @@ class MemoryCheckpoints:
         return after, Reaction(rate=self._rate(after), stall=stall)
 
     def placement(self, state: Places) -> Placement:
-        """Return the placement, in which each node copies parts of its snapshot to the node of the next stage."""
+        """Return the placement. At every step each node sends a part of its snapshot to the next stage's node."""
         if not state.cells:
             return Placement()
         each = self.costs.stage(self.stages).state / self.window(state.grid)
@@ -67,14 +67,14 @@ class MemoryCheckpoints:
         return self.costs.rate(state.grid) / (1 + OVERHEAD)
 
     def _safe(self, state: Places, place: int, lost: set[str]) -> bool:
-        """Return whether another node of the stage has the place's state, or the next stage's node its snapshot."""
+        """Return whether another node of the stage has the place's state, or the next stage's node has its snapshot."""
         pipeline, stage = divmod(place, self.stages)
         peer = state.cells[pipeline * self.stages + (stage + 1) % self.stages]
         holders = {*state.cells[stage :: self.stages]}
         return not holders <= lost or (self.stages > 1 and peer not in lost)
 
     def _replaced(self, state: Places, view: View) -> Places:
-        """Return the places with spare nodes for lost ones, or fewer pipelines if there are too few spare nodes."""
+        """Return the places with spare nodes for lost ones, or with fewer pipelines if spare nodes are too few."""
         present, used = set(view.ready), set(state.cells)
         spare = [name for name in view.ready if name not in used]
         missing = sum(1 for name in state.cells if name not in present)
@@ -84,7 +84,7 @@ class MemoryCheckpoints:
         return Places.filled(self.costs, self.stages, (*kept, *spare))
 
     def _grown(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
-        """Return places and reaction (None: no pipeline to add). Spare nodes form pipelines once they have states."""
+        """Add pipelines of spare nodes once these have their states. The reaction is None if none can be added."""
         grid = self.costs.grid(len(view.ready), self.stages)
         if grid.pipelines <= state.grid.pipelines:
             return replace(state, planned=0.0), None

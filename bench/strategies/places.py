@@ -1,4 +1,4 @@
-"""Pipelines of a fixed number of stages: each node's place, and how training begins."""
+"""The nodes' places in pipelines with a fixed number of stages, and the start of training on them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Places:
 def begun(
     costs: Costs, stages: int, ready: tuple[str, ...], rate: Callable[[Places], float]
 ) -> tuple[Places, Reaction | None]:
-    """Return the places at the first start, and the reaction, which is None while no grid fits on the nodes. rate:
-    returns samples per second.
+    """Return the places and the reaction for the first start: no places and None if no grid fits on the nodes.
+    rate: returns the samples per second of places.
     """
     after = Places.filled(costs, stages, ready)
     return after, Reaction(rate=rate(after), stall=costs.restart(stages)) if after.cells else None

@@ -31,7 +31,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """The effect on training of a strategy's reaction to a change of the nodes."""
+    """The effect on training of a strategy's reaction, to a change of the nodes or a wake-up."""
 
     rate: float  # samples per second after the stall
     stall: float = 0.0  # seconds without training, from now on
@@ -41,7 +41,7 @@ class Reaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The placement of training on nodes, and the copies that they send."""
+    """The nodes that run each pipeline, and the size of the copies that each node sends."""
 
     # nodes of each pipeline by stage; "" where others do the work
     rows: tuple[tuple[str, ...], ...] = ()
@@ -50,7 +50,7 @@ class Placement:
 
 
 def in_rows(cells: Sequence[str], stages: int) -> tuple[tuple[str, ...], ...]:
-    """Return the cells, which are listed pipeline by pipeline, as a tuple for each pipeline; () for 0 stages."""
+    """Split cells, which are listed pipeline by pipeline, into a tuple for each pipeline; () for 0 stages."""
     return tuple(tuple(cells[at : at + stages]) for at in range(0, len(cells), stages)) if stages else ()
 
 
@@ -67,7 +67,7 @@ class Policy(Protocol):
         """Return the policy's state before any node has come."""
 
     def react(self, state: Any, view: View) -> tuple[Any, Reaction | None]:
-        """Return the new state and a reaction, None for no effect, after nodes came or went or at a wake-up."""
+        """React to a change of nodes or a wake-up. Return the new state and the reaction; None if it has no effect."""
 
     def placement(self, state: Any) -> Placement:
         """Return the placement of training in a state of the policy."""
@@ -77,7 +77,7 @@ def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:
     """Return checkpoint times by Young (1974) and Daly (2006): every sqrt(2 x pause x mtbf), at least `delay` and 1 s.
 
     Training pauses while a stage's state is copied to host memory, and goes on while the copy is written to the
-    store. mtbf: seconds between two losses that make the job go back.
+    store. mtbf: mean seconds between two losses that make the job go back.
     """
     state, storage = costs.stage(stages).state, costs.profile.storage
     pause, delay = state / SNAPSHOT_BYTES, storage.latency + state / storage.write
@@ -85,8 +85,8 @@ def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:
 
 
 def blocking(costs: Costs, stages: int, mtbf: float) -> Saving:
-    """Return the times of checkpoints that stop training until they are in the store, at the interval of Young and
-    Daly. That is the default of `torch.save` and the `save_checkpoint` of Megatron-LM and DeepSpeed.
+    """Return the times of checkpoints that stop training until they are in the store, as `torch.save` and, by default,
+    `save_checkpoint` of Megatron-LM and DeepSpeed do. The interval is Young's and Daly's, at least 1 s.
     """
     storage = costs.profile.storage
     pause = storage.latency + costs.stage(stages).state / storage.write
@@ -94,13 +94,13 @@ def blocking(costs: Costs, stages: int, mtbf: float) -> Saving:
 
 
 def pays(rate: float, new: float, stall: float, mtbf: float) -> bool:
-    """Return whether a stall to get the rate `new` instead of `rate` pays before the next expected loss."""
+    """Return whether a stall to get the rate `new` instead of `rate` pays off before the next expected loss."""
     return new * max(0.0, mtbf - stall) > rate * mtbf
 
 
 def crossing_bytes(costs: Costs, placed: Placement, zones: Mapping[str, str]) -> float:
-    """Return the bytes per sample that cross zones: stages' outputs and their gradients, the sum of gradients in a ring
-    over the pipelines, and copies to neighbours, but not the copies of states after a loss.
+    """Return the bytes per sample that cross zones: boundary tensors, sums of gradients in a ring over the pipelines,
+    and copies to neighbours. Copies of states after a loss are not counted. zones: each node's zone.
     """
     rows = [row for row in placed.rows if row]
     if not rows:

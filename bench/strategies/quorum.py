@@ -1,9 +1,9 @@
-"""A quorum at every step, of replicas that each hold the whole model (torchft).
+"""Fault tolerance by a quorum, at every step, of replicas of the whole model (torchft).
 
-A replica is a whole pipeline. If it loses a node, the step in flight is not committed, and from the next step on the
-other replicas go on without it: they regroup, and the batch is smaller by its share. The rest of the replica waits for
-nodes, restarts, gets the state from a peer while the others train, and joins at a step. Without replicas the job goes
-back to its checkpoint.
+A replica is a whole pipeline. If it loses a node, the step in flight is not committed. The other replicas regroup and
+go on with a batch that is smaller by its share. Its other nodes wait for enough nodes to form a new replica,
+which restarts, gets the state from a peer while the others train, and joins between two steps. If no replica is left,
+the job goes back to its checkpoint.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum:
-    """A policy of replicas that go on without a lost replica."""
+    """A policy in which the remaining replicas go on without a lost one."""
 
     costs: Costs
     grid: Grid  # the desired grid; each replica does its share of the batch, however many there are
@@ -64,7 +64,7 @@ class Quorum:
         return Placement(rows=state.rows)
 
     def _more(self, view: View, rows: tuple[tuple[str, ...], ...], count: int) -> tuple[tuple[str, ...], ...]:
-        """Return the nodes of at most `count` new replicas, formed from nodes that are in no row."""
+        """Return the nodes of at most `count` new replicas, formed from ready nodes that are in no row."""
         used = {name for row in rows for name in row}
         free = [name for name in view.ready if name not in used]
         stages = self.grid.stages

@@ -1,10 +1,10 @@
-"""Microbatches of a lost node go to its data-parallel peers (ReCycle, SOSP 2024).
+"""Rerouting of a lost node's microbatches to its data-parallel peers (ReCycle, SOSP 2024).
 
-The nodes of the same stage in other pipelines hold the same parameters, so they do the lost node's microbatches, partly
-in bubbles, since weight gradients can be postponed and optimizer steps are staggered. Nothing is copied in advance.
-Losses are spread evenly over the stages (normalised), which moves states; as many losses as a pipeline has stages
-remove a pipeline. A new node gets its state in the background, and takes a place between two steps. If a stage has no
-node left, the job goes back to its checkpoint.
+Nodes of the same stage in other pipelines hold the same parameters, so they run the lost node's microbatches, partly
+in bubbles, since weight gradients can be postponed and optimizer steps are staggered. Nothing is copied in advance. If
+training gets faster by it, losses are spread evenly over the stages (normalised), which moves states, or incomplete
+pipelines are dropped. A new node gets its state in the background, and takes a place between two steps. If a stage has
+no node left, the job goes back to its checkpoint.
 """
 
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ class Rerouting:
         return alive
 
     def _normalised(self, state: Places) -> Places:
-        """Return the places with losses spread over the stages, or of whole pipelines only, if faster; else `state`."""
+        """Return places with losses spread over the stages or only whole pipelines; `state` if neither is faster."""
         if "" not in state.cells:
             return state
         names = [name for name in state.cells if name]

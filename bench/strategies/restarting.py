@@ -5,8 +5,8 @@ checkpoints, the first strawman of Bamboo, NSDI 2023). Job morphing takes the fa
 any number of stages (Varuna, EuroSys 2022), since its checkpoints are by layer. Both strategies grow only when a new
 checkpoint is safe, so that little is lost, and only if it pays before the next expected loss.
 
-torchrun by itself: with --nnodes=MIN:MAX every node that comes or goes makes all workers restart (`at_every_change`;
-"Membership Changes" in its documentation); with --nnodes=N training stops while a node is missing (`fixed`).
+The policy also models plain torchrun: with --nnodes=MIN:MAX all workers restart whenever a node comes or goes
+(`at_every_change`; "Membership Changes" in its documentation); with --nnodes=N they stop while one is lost (`fixed`).
 """
 
 from dataclasses import dataclass, replace

@@ -1,9 +1,9 @@
 """Pipeline templates (Oobleck, SOSP 2023): pipelines of different lengths, prepared for any number of nodes.
 
 The job uses all nodes if that is faster. After a loss it instantiates the pipelines anew from the templates for the
-remaining nodes. Layers that a pipeline lacks come from another pipeline; the step in flight is repeated. It keeps at
-least f + 1 pipelines, so that f losses at once leave a copy of every layer; with too few nodes for that, or if a layer
-has no copy left, it goes back to its checkpoint.
+remaining nodes. Layers that a pipeline lacks come from another pipeline; the step in flight is repeated. The job keeps
+at least f + 1 pipelines, so that f losses at once leave a copy of every layer. With too few nodes for that, or if a
+layer has no copy left, the job goes back to its checkpoint.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Pipelines = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
-    """A policy that forms pipelines anew from templates after a loss or if new nodes make it pay."""
+    """A policy that forms pipelines anew from templates after a loss, or when that pays off with new nodes."""
 
     costs: Costs
     shortest: int  # stages of the smallest template
@@ -52,12 +52,12 @@ class Templates:
         return Placement(rows=state)
 
     def _instantiate(self, ready: tuple[str, ...]) -> Pipelines:
-        """Return the fastest pipelines, all of equal length, or of two lengths to use more nodes; () if none fit."""
+        """Return the nodes of the fastest pipelines, all of one length, or of two to use more nodes; () if none fit."""
         lengths = self.costs.best_lengths(len(ready), self.shortest, self.longest, self.tolerated + 1)
         return tuple(ready[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True))
 
     def rate(self, lengths: tuple[int, ...]) -> float:
-        """Return the samples per second of pipelines of these lengths; faster pipelines get more microbatches."""
+        """Return the samples per second of pipelines of these lengths in stages. Faster ones get more microbatches."""
         return self.costs.batch / self.costs.uneven(lengths) if lengths else 0.0
 
     def _all_layers(self, state: Pipelines, lost: set[str]) -> bool:

@@ -33,7 +33,7 @@ class Timeline:
 def timeline(
     trace: Trace, *, capacity: int, start: float, usd_per_hour: float, duration: float | None = None
 ) -> Timeline:
-    """Return the timeline of a job that holds at most `capacity` nodes, until `duration` or the trace's end if earlier.
+    """Return the timeline of a job that holds at most `capacity` nodes, until `duration` seconds or the trace are over.
 
     The job replaces a lost node as soon as another one is free. It pays for each node that it holds, at the trace's
     price of the node's zone, else at usd_per_hour; a node is ready `start` seconds after the job takes it.

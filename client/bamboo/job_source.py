@@ -1,4 +1,4 @@
-"""A job parsed from a manifest, the manifest's name for errors, and the folders that have the task's modules."""
+"""A job parsed from a manifest, with the manifest itself and the folders of the task's modules."""
 
 import copy
 from dataclasses import dataclass

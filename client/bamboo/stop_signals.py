@@ -1,8 +1,8 @@
-"""Effects of SIGINT, SIGTERM and SIGHUP at each stage of a command.
+"""Handling of SIGINT, SIGTERM and SIGHUP at each stage of a command.
 
 Before a command begins, and when it has closed everything, a signal ends the process at once. While the command works,
 a signal raises SystemExit, so that open resources are closed. Signals are held where an exception would leave work half
-done, as in asyncio (`loop_signals`). A held signal that a handler has taken is not raised again.
+done, as in asyncio (`loop_signals`). A held signal is raised later, unless `loop_signals.taken` has handled it.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once() -> None:
-    """Make signals end the process silently.
+    """Make stop signals end the process at once, silently, with EXIT_INTERRUPTED.
 
-    During an import SystemExit would be reported as an error, and at the end of the interpreter it would be lost.
+    During an import SystemExit would be reported as an error, and at the interpreter's exit it would be lost.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
 
 
 def end_by_exception() -> None:
-    """Make signals raise SystemExit with EXIT_INTERRUPTED in the main thread."""
+    """Make stop signals raise SystemExit with EXIT_INTERRUPTED in the main thread."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))
 
@@ -46,10 +46,10 @@ class Held:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Hold stop signals in the block; at its end raise again the first that `loop_signals.taken` has not handled.
+    """Hold stop signals in the block; at its end raise the first one that `loop_signals.taken` has not handled.
 
-    Within another `held` it takes over the signals that are held already. Outside the main thread it does nothing,
-    since only the main thread handles signals.
+    Within another `held`, the inner one takes over the signals that the outer one holds. Outside the main thread it
+    does nothing, since only the main thread handles signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

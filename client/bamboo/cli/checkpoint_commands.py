@@ -146,7 +146,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace what is at PATH.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False,
 ) -> None:
-    """Write a checkpoint, or a run's folder of weights, as one plain state dict.
+    """Export the weights of a checkpoint or a run to one file, or to a folder for transformers.
 
     Parameters and buffers keep the names of the module that from_module has split; without from_module they are named
     "layers.NUMBER.NAME". The optimizer's state is left out.

@@ -33,10 +33,10 @@ def submit(
     ] = False,
     load: options.Load = True,
 ) -> None:
-    """Run the job on a cluster.
+    """Submit a job to a cluster.
 
-    The manifest is checked first, and the task is tried on this machine; --no-load skips the task, for example if its
-    data are only in the image.
+    The command first checks the manifest and tries the task on this machine. --no-load skips this trial, for example if
+    the data are only in the image.
     """
     from bamboo.remote import changes
 
@@ -265,10 +265,9 @@ def page(
     ] = "bamboo-page",
     operator_namespace: OperatorNamespace = None,
 ) -> None:
-    """Show a job's page in the browser.
+    """Serve a job's page at a local URL, through a tunnel to the operator, until Ctrl-C.
 
-    A tunnel to the operator stays open until Ctrl-C. The printed URL has a token, which opens the pages of all jobs
-    that the ServiceAccount may get.
+    The printed URL has a token, which opens the pages of all jobs that the ServiceAccount may get.
     """
     from bamboo.remote import page as pages
 
@@ -302,9 +301,9 @@ def doctor(
     operator_namespace: OperatorNamespace = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Look for what may keep a job from starting: versions, rights, the operator, quotas, the queue, nodes.
+    """Look for problems that may keep a job from starting: versions, rights, the operator, quotas, the queue, nodes.
 
-    Nothing is changed. Lines about trouble say what to do, if known; the exit code is 1 if there is a problem.
+    It changes nothing. A problem is printed with its remedy, if known; the exit code is 1 if there is a problem.
     """
     from bamboo.remote import doctor as diagnosing
     from bamboo_core.kube.errors import UsageError

@@ -44,7 +44,7 @@ def usage(*messages: str) -> NoReturn:
 
 
 def print_table(table: Callable[[int], "RenderableType"]) -> None:
-    """Print a table as wide as the terminal, or without wrapping if there is none. table: builds it for a width."""
+    """Print a table as wide as the terminal, or 1000 columns wide without a terminal. table: builds it for a width."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)

@@ -113,7 +113,7 @@ def _model(answer: str, name: str) -> _Model:
 
 
 def _asked(flag: str, given: str | None, question: str, default: str | None = None) -> str:
-    """Return the flag's value, or else ask for it. Without a terminal, return the default; if None, end the command."""
+    """Return the flag's value, or ask for it. Without a terminal, return the default; None ends the command."""
     if given is not None:
         return given
     if sys.stdin.isatty():

@@ -90,9 +90,9 @@ def plan(
     options: PlanOptions,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Find out which machines, grid and protection a job should have, and what it will cost, before paying.
+    """Recommend machines, grid and protection for a job, and estimate its time and cost in advance.
 
-    Prints the Pareto-optimal plans, the recommended one with what to change in the manifest, and why.
+    Prints the Pareto-optimal plans, and for the recommended one the reasons and the changes to the manifest.
 
     Example: bamboo plan job.yaml --device a100,h100 --preempt-rate 0.1
 
@@ -161,11 +161,11 @@ def profile_job(
         ),
     ] = None,
 ) -> None:
-    """Measure the job's layers on this machine's device, and write a profile for `bamboo simulate`.
+    """Measure the job's layers on this machine's device, and write a profile for `bamboo simulate` and `bamboo plan`.
 
     BAMBOO_DEVICE chooses the device. Flags give the network's speed and the start time of nodes.
 
-    With --device, the layers' operations are counted instead, and their times computed from that GPU's figures.
+    With --device, the command counts the layers' operations instead, and computes times from that GPU's figures.
 
     Example: bamboo profile job.yaml --flow 625 --machine 1250 --start 60 --output profile.json
 

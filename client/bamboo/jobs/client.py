@@ -104,7 +104,7 @@ class Client:
         return [JobHandle(ClusterJob(api, job)) for job in await self._views()]
 
     async def _changes(self, shown: dict[str, JobProgress]) -> list[JobProgress]:
-        """Wait for progress that `shown` (by uid, updated in place) lacks, and return it."""
+        """Wait until jobs' progress differs from `shown` (by uid, updated in place), and return the new progress."""
         while True:
             now = {job.uid: progress_of(job) for job in await patiently(self._views)}
             new = [progress for uid, progress in now.items() if shown.get(uid) != progress]

@@ -77,7 +77,7 @@ class ClusterJob:
         raise kind(job.name, end.reason, end.message)
 
     async def interrupted(self) -> None:
-        """Handle Ctrl-C during a wait: the job on the cluster goes on."""
+        """Do nothing after Ctrl-C during a wait: the job on the cluster goes on."""
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
         """Delete a worker's pod. worker: None for a random one that trains. notice: give the pod its grace period."""

@@ -9,7 +9,7 @@ from bamboo.jobs.errors import InvalidRequest
 
 
 def entrypoint_of(build: Callable[..., Any]) -> tuple[str, Path | None]:
-    """Return (entrypoint "module:function", the folder from which to import it; None if the module is installed).
+    """Return the entrypoint "module:function", and the folder from which to import it; None for an installed module.
 
     Raises InvalidRequest for a function that no other process can import, such as one in a notebook's cell.
     """

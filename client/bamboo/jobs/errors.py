@@ -10,7 +10,7 @@ class BambooError(Exception):
 
 
 class InvalidJob(BambooError, ValueError):
-    """The job's manifest is invalid. problems: all mistakes, each with its field and the expected value."""
+    """Error for an invalid manifest. problems: all mistakes, each with its field and the expected value."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -18,11 +18,11 @@ class InvalidJob(BambooError, ValueError):
 
 
 class InvalidRequest(BambooError, ValueError):
-    """An argument is invalid, or the request is not possible for this job."""
+    """Error for an invalid argument, or for a request that is not possible for this job."""
 
 
 class JobError(BambooError):
-    """A job ended without being complete.
+    """Error for a job that ended without being complete.
 
     reason: a CamelCase word. message: a sentence. log: the last lines of its workers, with the traceback of the user's
     code if that is the cause; "" if unknown.
@@ -35,20 +35,20 @@ class JobError(BambooError):
 
 
 class JobFailed(JobError):
-    """The job failed because of its code, its data or its machines."""
+    """Error for a job that failed because of its code, its data or its machines."""
 
 
 class JobUnrecoverable(JobError):
-    """A part of the state was lost with all its copies, and the job could not go back to a checkpoint."""
+    """Error for a job that lost all copies of a part of its state, and could not go back to a checkpoint."""
 
 
 class JobInterrupted(JobError):
-    """The user stopped the job, or it was deleted from the cluster."""
+    """Error for a job that the user stopped, or that was deleted from the cluster."""
 
 
 class ClusterError(BambooError):
-    """A request failed: the API server refused it or cannot be reached, or the job's state does not allow it."""
+    """Error for a request that the API server refused, that did not reach it, or that the job's state forbids."""
 
 
 class NotInTime(BambooError, TimeoutError):
-    """A wait timed out. The job goes on."""
+    """Error for a wait that timed out. The job goes on."""

@@ -97,7 +97,7 @@ class JobHandle:
         return self._do(self._job.progress())
 
     def events(self, *, follow: bool = False) -> Iterator[Occurrence]:
-        """Yield the job's events, oldest first. follow: also new ones, until the job ends, or is suspended if local."""
+        """Yield the job's events, oldest first. follow: also new ones, until it ends or, if local, is suspended."""
         new, over = self._job.feed(), False
         while not over:
             over, events = self._do(_news(self._job, new, follow=follow))
@@ -155,7 +155,7 @@ class JobHandle:
         self._do(self._job.preempt(worker, notice=notice))
 
     def scale(self, workers: int) -> None:
-        """Set how many workers may run stages (elastic.maxWorkers). Raises InvalidRequest if the grid is fixed."""
+        """Set the most workers that may run stages (elastic.maxWorkers). Raises InvalidRequest if the grid is fixed."""
         self._do(self._job.scale(workers))
 
     def suspend(self) -> None:
@@ -248,7 +248,7 @@ class JobHandle:
 
 
 def load(url: str | Path, *, step: int | None = None) -> dict[str, Any]:
-    """Load weights as a state dict of CPU tensors, from a file or folder of a job or export, or from a checkpoint.
+    """Load weights as a state dict of CPU tensors, from a file or folder of weights or from a checkpoint.
 
     A module split by `from_module` keeps the names of its own `state_dict`; other layers are named
     "layers.NUMBER.NAME".

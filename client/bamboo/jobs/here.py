@@ -63,7 +63,7 @@ def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
 
 
 def prepared(job: JobSource, options: LocalRunOptions) -> tuple[JobSource, RunOptions, list[str]]:
-    """Return the job to run on this machine, parsed options and warnings, after a probe of its checkpoint store.
+    """Prepare a job to run on this machine, and probe its checkpoint store. Return the job, options and warnings.
 
     Raises ValueError with a sentence for the user, which names the wrong flag or field if there is one.
     """
@@ -106,7 +106,7 @@ def _sized(job: JobSource, options: LocalRunOptions) -> JobSource:
 
 
 def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) -> tuple[JobSource, list[str]]:
-    """Return the job as it can run on this machine, and warnings. Raises InvalidRequest.
+    """Adapt the job to this machine, and return it with warnings. Raises InvalidRequest, also for a suspended job.
 
     checkpoints: folder or URL that replaces the job's store. resume: refuse a job without a store. A volume claim does
     not exist here: without `checkpoints`, a job with a claim keeps no checkpoints on this machine.
@@ -136,7 +136,7 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) ->
 
 
 def _torch_may_use_gpus() -> bool:
-    """Return whether this machine has GPU devices and a torch that is not for CPUs only, without importing torch."""
+    """Return whether this machine has GPU devices, and a torch build other than +cpu. It does not import torch."""
     devices = Path("/dev")
     present = any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
     try:
@@ -153,8 +153,8 @@ def storage_url(place: str) -> str:
 def store_trouble(spec: JobSpec, *, resume: bool) -> str:
     """Probe the checkpoint store. Return why checkpoints cannot be written now; "" if they can, or none are kept.
 
-    The store may recover. So this raises InvalidRequest only if nothing but checkpoints could save the job, if a file
-    is in place of the folder, or if `resume` is set and there are checkpoints, but none fits the job.
+    A failing store may recover, so it raises InvalidRequest only for a job without replicas or further pipelines. It
+    also raises it if a file is in place of the folder, or if `resume` is set and no existing checkpoint fits the job.
     """
     url = spec.checkpoint.url if spec.checkpoint is not None else None
     if url is None:

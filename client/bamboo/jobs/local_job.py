@@ -154,8 +154,8 @@ class LocalJob:
         return self._progress
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
-        """Preempt a worker and the others of its node. worker: None for the last of the grid. Raises InvalidRequest if
-        the worker is unknown or nothing trains.
+        """Preempt a worker and the others of its node. worker: None for the last one in the grid. Raises InvalidRequest
+        if the worker is unknown, or the job does not run or has no grid yet.
         """
         self._check_runs()
         training = [one for pipeline in self._progress.grid for one in pipeline]
@@ -187,7 +187,7 @@ class LocalJob:
 
     async def suspend(self) -> None:
         """Save the job's state and stop it. Raises InvalidRequest if it keeps no checkpoints, or is over or suspended;
-        BambooError if steps were trained and no checkpoint is kept.
+        BambooError if it had trained steps, but no checkpoint could be written.
         """
         if self._job.spec.checkpoint is None:
             raise InvalidRequest(
@@ -300,7 +300,7 @@ class LocalJob:
         self._known = replace(self._progress, state=state, message=message, page="")
 
     def _failure(self) -> BambooError | None:
-        """Return a new error that says why the job is not complete, or None."""
+        """Return a new error with the reason why the job ended incomplete; None if it is complete or has not ended."""
         match self._ended:
             case BambooError() as error:
                 return type(error)(f"{self.name}: {error}")

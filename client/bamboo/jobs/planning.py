@@ -97,8 +97,8 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
 
 
 def _prices(wanted: PlanOptions) -> PriceList | None:
-    """Return the price list of --prices, or else Bamboo's newest list; with --device, only machines with these devices.
-    None if neither flag is given. Raises PriceError.
+    """Return the price list of --prices, or with --device alone Bamboo's newest list; None if neither flag is given.
+    --device also limits the list to machines with these devices. Raises PriceError.
     """
     devices = _names(wanted.device)
     path = wanted.prices or (shipped_prices()[-1] if devices else None)
@@ -111,8 +111,8 @@ def _prices(wanted: PlanOptions) -> PriceList | None:
 def _machines(
     prices: PriceList | None, wanted: PlanOptions, job: JobSource, warnings: list[str]
 ) -> dict[str, MachineKind]:
-    """Return the kinds of machines by name: from the price list, or from the profile if there is none. Raises
-    ProfileError, PriceError. Appends warnings about the profiles to `warnings`.
+    """Return the kinds of machines, by name: those of the price list, or without one the machine of --profile. Append
+    warnings about the profiles to `warnings`. Raises ProfileError, PriceError.
     """
     if prices is None:
         assert wanted.profile is not None

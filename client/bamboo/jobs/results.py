@@ -33,7 +33,7 @@ class JobProgress:
     """A job's progress.
 
     state: Starting, Running, Degraded, Restoring, Suspended, Complete, Failed and others, as in `bamboo status`. steps:
-    None if only the task's data can tell. grid: workers by pipeline and stage. workers: number of ready ones.
+    None if only the task's data determine it. grid: workers by pipeline and stage. workers: number of ready workers.
     loss, eta_seconds, samples_per_second: None if unknown. checkpoint_step: of the newest checkpoint, None without one.
     page: URL of the job's page, "" if there is none. metrics, lost_samples: only of local jobs.
     """
@@ -101,7 +101,7 @@ def local_progress(spec: JobSpec, live: Status, page: str) -> JobProgress:
 
 
 class HistoryRows(Sequence[dict[str, Any]]):
-    """The rows of a job's history, oldest first: committed steps, evaluations and events, told apart by `kind`.
+    """The rows of a job's history, oldest first: committed steps, evaluations and events. `kind` names which.
 
     docs/history.md describes their fields. A step that was repeated appears once, with its last result.
     """

@@ -65,7 +65,7 @@ class SimulatedRuns:
 
     @property
     def runs(self) -> list[dict[str, Any]]:
-        """The figures of each run, and how it ended."""
+        """The case, figures, outcome and final message of each run."""
         return [
             {"case": case.name, **asdict(run.figures), "outcome": run.outcome, "message": run.message}
             for case in self.by_case
@@ -100,7 +100,7 @@ def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None
 
 
 def _run(job: JobSource, wanted: SimulateOptions) -> tuple[JobRun, list[str]]:
-    """Return the input that all runs share, with an empty recording, and warnings."""
+    """Return the input that all runs share, without a recording yet, and warnings about the job and its profile."""
     assert wanted.profile is not None
     job = with_steps(job, wanted.steps)
     spec = job.spec

@@ -11,16 +11,16 @@ STEP_SECONDS: Final = 30.0  # for each piece of work; normally it takes a fracti
 
 
 class Closing:
-    """The steps of a cleanup. A failed step becomes a warning, and later steps still run; CancelledError is not caught.
+    """Runner of a cleanup's steps: keeps a failed step's error as a warning, so that later steps still run.
 
-    doing, in `wait` and `do`: names the step in the warning, such as "while the workers were ended".
+    CancelledError is not caught. `wait` and `do` take `doing`, words for the warning: "while the workers were ended".
     """
 
     def __init__(self) -> None:
         self._warnings: list[str] = []
 
     async def wait(self, doing: str, work: Coroutine[Any, Any, T], seconds: float = STEP_SECONDS) -> T | None:
-        """Run a coroutine and return its result; None, with a warning, if it fails or takes longer than `seconds`."""
+        """Run a coroutine and return its result. If it fails or exceeds `seconds`, keep a warning and return None."""
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await work

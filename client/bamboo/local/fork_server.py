@@ -36,20 +36,20 @@ MOST_OF_LINE = 500  # characters that `tail` returns of a line
 
 
 class ForkServerError(Exception):
-    """Error of the launcher (it does not run, or cannot be ended) or of a call; the text is for the user."""
+    """Error if the launcher does not start, has ended or survives a kill, or a call fails; the text is for the user."""
 
 
 class ForkServer:
     """Client of the trainer's fork server (the launcher), which forks workers and calls functions in new processes.
 
-    on_exit: called in the loop with (worker, exit code); the code is negative for a signal, None if the launcher ended.
+    The event loop calls on_exit, on_ask and on_wait. on_exit: takes (worker, exit code); the code is negative for a
+    signal, None if the launcher ended. on_ask: takes (worker, step) when a worker asks to begin a forward or backward
+    in a step of its `gate` (see `start`); the worker waits until `proceed`. None: it proceeds at once. on_wait: takes a
+    sentence every TOLD_SECONDS while the launcher starts or a call runs.
 
-    on_ask: called in the loop with (worker, step) when a worker is about to begin a forward or backward of a step of
-    its `gate` (see `start`); the worker waits until `proceed`. None: it proceeds at once. on_wait: called in the loop
-    with a sentence every TOLD_SECONDS while the launcher starts or a call runs. log: the file that receives all output
-    of launcher and workers. imports: modules that the launcher loads before forking. folders: searched first, in this
-    order, for the task's modules, but not for Bamboo's modules and their imports. scratch: an existing folder for
-    temporary files, the workers' too; None for the system's.
+    log: the file that receives all output of launcher and workers. imports: modules that the launcher loads before
+    forking. folders: searched first, in this order, for the task's modules, but not for Bamboo's modules and their
+    imports. scratch: an existing folder for temporary files of launcher and workers; None: the system's folder.
     """
 
     _launchers: ClassVar[int] = 0  # running launchers of this process, which adopts orphans while there are any
@@ -159,7 +159,7 @@ class ForkServer:
         self.signal(worker, signal.SIGUSR1)
 
     def signal(self, worker: WorkerId, number: int) -> None:
-        """Send a signal to a worker, unless it is gone. While it starts, keep one: a SIGKILL, else the last."""
+        """Send a signal to a worker, unless it is gone. While it starts, keep one signal: SIGKILL or the last one."""
         if worker not in self._pids:
             return
         if (pid := self._pids[worker]) is None:
@@ -170,7 +170,7 @@ class ForkServer:
             os.kill(pid, number)
 
     async def call(self, function: str, arguments: Mapping[str, Any]) -> Any:
-        """Call "module:function" in a new process and return its result. Raises ForkServerError."""
+        """Call "module:function" in a new process; return its result. Raises ForkServerError on failure or timeout."""
         self._number += 1
         number, future = self._number, asyncio.get_running_loop().create_future()
         self._calls[number] = future
@@ -184,9 +184,9 @@ class ForkServer:
             del self._calls[number]
 
     async def close(self) -> None:
-        """Kill all workers and the launcher, wait until they are gone, log remaining processes. May be called twice.
+        """Kill all workers and the launcher, and wait until they are gone. May be called twice.
 
-        Raises ForkServerError if the launcher survives being killed.
+        Log processes of workers that remain. Raises ForkServerError if the launcher survives a kill.
         """
         if (process := self._process) is None:
             return
@@ -242,7 +242,7 @@ class ForkServer:
         adopt(adopts=ForkServer._launchers > 0)
 
     async def _end_orphans(self, launcher: int, workers: set[int]) -> None:
-        """End the processes that an ended launcher left; wait up to CLOSE_SECONDS until they and `workers` are gone."""
+        """End the processes of an ended launcher; wait up to CLOSE_SECONDS until they and `workers` (pids) are gone."""
         orphans, late = Orphans(), time.monotonic() + CLOSE_SECONDS
         left: set[int] = set()
         while time.monotonic() < late:
@@ -300,7 +300,7 @@ def _exists(pid: int) -> bool:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill a process, which may have ended meanwhile."""
+    """Kill a process, unless it has ended."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()
 

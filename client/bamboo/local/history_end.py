@@ -17,9 +17,9 @@ MOST_STEPS: Final = 10_000  # as many as a worker keeps while the store is away
 
 
 class StepsHeard:
-    """The newest MOST_STEPS steps and evaluations that workers reported; they fill the gaps of a store that failed.
+    """Record of the newest MOST_STEPS steps and evaluations that workers reported, to fill gaps in a stored history.
 
-    batch: samples of a step.
+    batch: samples per step.
     """
 
     def __init__(self, batch: int) -> None:
@@ -56,9 +56,9 @@ class StepsHeard:
             self._evaluations.append(EvaluationRecord(attempt=self._attempt, step=step, time=time, metrics=metrics))
 
     def numbered(self, newest: int) -> list[Record]:
-        """Return the records of the current attempt, with the number of the history's newest attempt.
+        """Return the records of the current attempt, renumbered to the stored history's newest attempt.
 
-        newest: the history's newest attempt, or 0 if it has none; then return all records unchanged.
+        newest: the number of that attempt; 0 if the history has none: all records are returned unchanged.
         """
         records: list[Record] = [*self._steps, *self._evaluations]
         if not newest:
@@ -67,10 +67,10 @@ class StepsHeard:
 
 
 def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
-    """Complete the store's history, if begun, with the events of `rest`; write all of it to a file in `output`, if any.
+    """Add the events of `rest` to the history at `url`, and write the whole history to FILE in `output`, if given.
 
-    If there is no history and no step was reported, nothing is written. If the store cannot be read, the file has only
-    what this process knows. Raises StorageError for the folder; finally, StorageError or HistoryError for the store.
+    If the store has no history or cannot be read, FILE has only the records of `steps` and `rest`; without steps,
+    nothing is written. Raises StorageError for FILE; after writing FILE, StorageError or HistoryError for the store.
     """
     files, problem = HistoryFiles(url), None
     stored: list[HistoryFile] = []

@@ -18,15 +18,15 @@ _NO_LOCKS: Final = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS,
 
 
 class OutputRefused(Exception):
-    """Error for a folder that a run cannot write into; the text is a sentence for the user."""
+    """Error for an output folder that a run cannot use; the text is a sentence for the user."""
 
 
 @contextmanager
 def only_run_in(folder: Path | None) -> Iterator[None]:
-    """Make the folder, and lock it against other runs during the block. folder: None does nothing.
+    """Make the folder, and lock it against other runs during the block. Do nothing if it is None.
 
-    Some network file systems have no locks; there, two runs in one folder go unnoticed. Raises OutputRefused if the
-    folder cannot be made or locked, has a run's weights, or cannot be written; in the last case a new one is removed.
+    On network file systems without locks, two runs in one folder go unnoticed. Raises OutputRefused if the folder
+    cannot be made, locked or written, or has a run's weights. A new folder that cannot be written is removed again.
     """
     if folder is None:
         yield

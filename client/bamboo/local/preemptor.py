@@ -64,7 +64,7 @@ class Preemptor:
         return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
 
     def leaves_none(self, recorded: float) -> bool:
-        """Return whether no node is available from second `recorded` on; False if the schedule has no recording."""
+        """Return whether the recording has no node from second `recorded` on; False without recorded nodes."""
         last = self._schedule.rooms[-1:]
         return any(room.at <= recorded and not room.nodes for room in last)
 
@@ -117,7 +117,7 @@ class Preemptor:
     def _take_those_without_room(
         self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
     ) -> Iterator[Strike]:
-        """Take away random ready workers until the rest fit on the recorded nodes or no ready worker is left."""
+        """Yield strikes on random ready workers until the others fit on the recorded nodes or none is ready."""
         room = room_at(self._schedule, recorded)
         while room is not None and (self.room(recorded, alive) or 0) < 0:
             pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()

@@ -111,6 +111,6 @@ class ReportOptions:
 
     @property
     def port(self) -> int | None:
-        """The port of the run's page, 0 for any; None for no page."""
+        """The port of the run's page; 0 for any free port, None for no page."""
         usual = self.page_port is not None or not (self.json or self.quiet)
         return (self.page_port or 0) if (usual if self.page is None else self.page) else None

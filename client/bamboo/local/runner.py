@@ -87,7 +87,7 @@ class RunOptions:
 
 
 async def run_job(job: JobSource, options: RunOptions, view: RunView) -> Summary:
-    """Run the job until it ends, or a signal or the view stops it. No process and no socket is left.
+    """Run the job until it ends, or a signal or the view stops it. Leave no process and no socket behind.
 
     Raises ForkServerError if the launcher does not start, OSError for a file or port, and what `view.start` raises.
     """
@@ -206,9 +206,9 @@ class _LocalRun:
             self._lacking("were not waited for any longer")
 
     def _silent_root(self) -> set[WorkerId]:
-        """Return the root (the owner of stage 0 of pipeline 0) of a complete job with a history; else the empty set.
+        """Return the root of a complete job with a history, and cancel its pending kill; else return the empty set.
 
-        The root reports whether its loggers still write, which may take a while, so its pending kill is cancelled.
+        The root still has to report whether its loggers write, which may take a while.
         """
         complete = self._finish is not None and self._finish.outcome is Outcome.COMPLETE
         if not (complete and self._state.terms.history and self._state.plan):
@@ -218,9 +218,7 @@ class _LocalRun:
         return {root}
 
     def _hear_of_loggers(self, event: Event) -> bool:
-        """Return whether the event is a worker's report that its loggers still write. If it is, record and show the
-        report, and cancel the worker's pending kill.
-        """
+        """Show a worker's report that its loggers still write, and spare it. Return False for other events."""
         match event:
             case Received(worker, WorkerWarning(reason=protocol.LOGGERS_AWAITED, message=text)):
                 self._logging.add(worker)
@@ -310,7 +308,7 @@ class _LocalRun:
             self._timers.append(loop.call_later(self._options.replace_after, self._add, number))
 
     def _add(self, number: int) -> None:
-        """Start `number` workers and those still waiting for nodes; workers without room on recorded nodes wait."""
+        """Start `number` more workers and the waiting ones, as far as the recorded nodes have room; the others wait."""
         if self._finish or self._closing:
             return
         wanted = self._without_room + number
@@ -465,7 +463,7 @@ class _LocalRun:
             ending.tell()
 
     def _end_history(self) -> None:
-        """Write the last events to the history, if any, and all of it as one file to the output. Log a failure."""
+        """Complete the job's history, if it has one (see `end_history`). Log a failure."""
         if self._state.terms.history:
             try:
                 end_history(self._state.terms.history, self._feed.rest(), self._steps, self._options.output)
@@ -473,7 +471,7 @@ class _LocalRun:
                 logger.error("the history is not complete: %s", error)
 
     def _write_trace(self) -> None:
-        """Write the merged trace. A failure does not fail the job; it is logged on standard error."""
+        """Write the merged trace, if --trace is given. A failure is logged and does not fail the job."""
         if (path := self._options.trace) is not None:
             try:
                 merge_traces(self._traces, path)

@@ -26,7 +26,7 @@ TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """A preemption of an owner of `stage`; None: of any worker. `pick`, in [0, 1), chooses among the candidates."""
+    """A due preemption of an owner of `stage`, or of any worker if None. `pick`, in [0, 1), chooses the worker."""
 
     pick: float
     stage: int | None = None
@@ -36,7 +36,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtStep:
-    """A preemption of an owner of `stage`, in the middle of a step; None: of any worker."""
+    """A preemption in the middle of a step, of an owner of `stage`, or of any worker if None."""
 
     step: int  # steps committed before it; users count one more
     stage: int | None = None
@@ -151,7 +151,7 @@ def steps_of(schedule: Schedule) -> tuple[int, ...]:
 def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()) -> WorkerId | None:
     """Return the worker to take: an owner of the stage, or any if no stage is given; None if there is no candidate.
 
-    gone: workers that are excluded, like workers that are not ready or are leaving.
+    gone: workers to exclude. Workers that are not ready or are leaving are always excluded.
     """
     excluded = set(gone)
     alive = [w for w, state in status.workers if state in TAKEABLE and w not in excluded]
@@ -162,7 +162,7 @@ def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()
 
 
 def _advance(entry: Entry, step: int, now: float, seed: str) -> tuple[int, Entry]:
-    """Return how often the entry is due now, and what remains of it; a used AtStep becomes an empty AtTimes."""
+    """Return (number of preemptions due now, remaining entry); a used AtStep becomes an empty AtTimes."""
     match entry:
         case AtStep():
             return (1, AtTimes(seconds=())) if step >= entry.step else (0, entry)
@@ -229,7 +229,7 @@ def _trace(text: str) -> AtTimes:
 
 
 def _rooms(text: str) -> tuple[Room, ...]:
-    """Return the available nodes over time, from the first one on. Nodes on notice do not count. Raises ValueError."""
+    """Parse FILE[:SPEEDUP]; return the available nodes over time, without nodes on notice. Raises ValueError."""
     trace, speedup = _recorded(text)
     if not trace.changes:
         raise ValueError(f"{text} contains no node that comes or goes, only prices")

@@ -20,7 +20,7 @@ PREFIX = "bamboo-run-"
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Remove killed runs' folders, make a new folder, locked by this process, and remove it after the block."""
+    """Make a new folder, locked by this process, and remove it after the block. First remove killed runs' folders."""
     collect(Path(tempfile.gettempdir()))
     folder, lock = _make()
     try:
@@ -31,7 +31,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def collect(place: Path) -> None:
-    """Remove the scratch folders that this user's killed runs have left, recognized by their free locks."""
+    """Remove the scratch folders that this user's killed runs left in `place`, recognized by their free locks."""
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it has just gone, or belongs to another user
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -44,7 +44,7 @@ def collect(place: Path) -> None:
 
 
 def _make() -> tuple[Path, int]:
-    """Make a folder and lock it. If another run collects it before the lock, make another one."""
+    """Make and lock a folder; return it with the lock's descriptor. Retry if a run removes it before it is locked."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         with suppress(FileNotFoundError):
@@ -56,7 +56,7 @@ def _make() -> tuple[Path, int]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the folder, perhaps while another run does the same. Log what cannot be removed."""
+    """Remove the folder, even while another run removes it too. Log files that cannot be removed."""
 
     def log(_: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
         if not isinstance(error[1], FileNotFoundError):

@@ -1,4 +1,4 @@
-"""`bamboo run`: runs the job, with --verify a second time for comparison, and reports how it ended."""
+"""The command `bamboo run`, which runs a job, with --verify a second time for comparison, and reports its outcome."""
 
 import contextlib
 import os
@@ -66,12 +66,12 @@ def train(job: JobSource, options: RunOptions, report: ReportOptions) -> int:
 
 
 def undisturbed_job(job: JobSource, ran: Summary) -> JobSource:
-    """Return the job for the second run of --verify, without replicas and standbys, on another grid if possible.
+    """Return the job for the second run of --verify, on another grid if possible.
 
-    Its grid is the manifest's (or, if the coordinator chose the grid, the one at the end of `ran`) less one pipeline.
-    A single pipeline instead loses one stage: its longer stages need no more memory than stages with replicas. The grid
-    stays the same if it is one stage of one pipeline, or if the workers of its single pipeline lacked room for replicas
-    and so lack it for longer stages. The job has no checkpoints and no budget.
+    It has no replicas, standby workers, checkpoints or budget. Its grid has one pipeline less than the manifest's grid
+    or, if the coordinator chose the grid, than the last grid of `ran`. A single pipeline loses one stage instead: its
+    longer stages need no more memory than stages with replicas. The grid of a single pipeline stays the same if it has
+    one stage, or if its workers had no room for replicas.
     """
     spec, topology = job.spec, job.spec.topology
     stages, pipelines = ran.grid if spec.elastic and ran.grid else (topology.stages, topology.pipelines)
@@ -97,7 +97,7 @@ def _grid(spec: JobSpec) -> str:
 
 
 async def _shown(job: JobSource, options: RunOptions, report: ReportOptions) -> Summary:
-    """Run the job with its view in the terminal and with its page, if wanted, whose URL is printed."""
+    """Run the job and show it in the terminal. If `report` has a port, serve its page and print the URL."""
 
     def view(url: str) -> RunView:
         if url:
@@ -134,7 +134,7 @@ def _write_page(page: PageView, file: Path) -> None:
 
 
 def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
-    """Print the summary, or how it compares with `check` (of the undisturbed run); return the exit code."""
+    """Print the summary, or its comparison with `check`, the undisturbed run's summary; return the exit code."""
     if check is None:
         _say(to_json(summary) if json else to_text(summary))
         return summary.exit_code

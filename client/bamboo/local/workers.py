@@ -21,8 +21,7 @@ GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 class LocalWorkers:
     """The worker processes of a local run.
 
-    Each worker has a made-up node in a made-up zone, as on a cluster. A node that was full gets no further worker.
-
+    Each worker has a made-up node in a made-up zone, as on a cluster. A lost worker's place on a node stays empty.
     pool: the fork server, which the caller opens and closes. per_node: workers of a node, which are lost together.
     crashes: workers that crashed, and how.
     """
@@ -51,7 +50,7 @@ class LocalWorkers:
         self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace)
 
     def remove(self, worker: WorkerId) -> None:
-        """Ask a worker to leave, and kill it if it does not leave soon."""
+        """Ask a worker to leave, and kill it if it still runs after GRACE_SECONDS."""
         if worker not in self._removed:
             self._removed.add(worker)
             self._signal(worker, signal.SIGTERM)
@@ -78,10 +77,11 @@ class LocalWorkers:
     def ended(self, worker: WorkerId, code: int | None, *, taken: bool, over: bool) -> WorkerLost:
         """Return the event that reports a worker's end to the coordinator, and record a crash.
 
-        A crash is any end except with EXIT_OK or EXIT_FENCED, by a signal sent from here, with the launcher, or after
-        the job's end. code: exit code, negative for a signal; None if the launcher ended. taken: the worker was
-        preempted on purpose. over: the job ended before the worker. An event without an exit code is marked `removed`
-        after `remove`, if the worker was not taken: it may end before the coordinator notices its closed link.
+        An end is no crash if the job is over, the launcher ended, or this process sent the signal: then the event has
+        no exit code, and is `removed` if `remove` was called. Other ends are crashes, except with EXIT_OK or
+        EXIT_FENCED. code: exit code, negative for a signal; None if the launcher ended. over: the job ended before the
+        worker. taken: the worker was preempted on purpose; then the event is not `removed`, since the coordinator may
+        have removed the worker only because its link closed.
         """
         detail = exit_detail(code)
         if code is None or over or (code < 0 and -code in self._sent[worker]):
@@ -96,7 +96,7 @@ class LocalWorkers:
         return (one for one in self.alive if one != worker and self._nodes.get(one) == mine)
 
     def located(self, event: Event) -> Event:
-        """Add the worker's node to a WorkerJoined event, "" if each node has one worker; return others unchanged."""
+        """Return a WorkerJoined event with the worker's node added ("" if nodes have one worker), others unchanged."""
         if not isinstance(event, WorkerJoined) or event.hello.worker not in self._nodes:
             return event
         node = f"node-{self._nodes[event.hello.worker]}" if self._per_node > 1 else ""

@@ -1,8 +1,8 @@
 """Profiles computed for a device without measuring on it (roofline model), by the rates in devices.json.
 
 An operation takes the longest of three times: of its arithmetic, of its memory traffic, and of a kernel launch.
-
-The trainer counts what a model's layers compute and move. The rates are what programs reach, not what makers promise.
+The trainer counts the operations and bytes of a model's layers. Profiles use the rates that programs reach, not
+the makers' peak rates.
 The times leave out losses of small kernels, gains of a cache, and copies between host and device.
 """
 
@@ -22,7 +22,7 @@ READ_AND_WRITTEN: Final = 2
 
 
 class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations and bytes of one layer, or of several equal layers in a row (times)."""
+    """Operations and bytes of one layer. times: number of equal layers in a row."""
 
     # forward, backward: of one microbatch. The rest as in `bamboo_core.planning.profile.Layer`
     forward: tuple[Operation, ...]

@@ -1,4 +1,4 @@
-"""`submit`, `suspend`, `resume` and `delete`: changes to jobs, confirmed where progress would be lost."""
+"""The commands `submit`, `suspend`, `resume` and `delete`, which change jobs, and ask before progress is lost."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def submit(
 ) -> int:
     """Create the job, or with `apply` change an existing one; with `watch` show it to its end. dry_run: only check it.
 
-    Return the exit code. force: take over fields that others manage. wanted_namespace: the value of --namespace.
+    Return the exit code. force: take over fields that other clients manage. wanted_namespace: the value of --namespace.
     """
     before, after = await operations.submit(
         session.api, job, wanted_namespace, apply=apply, force=force, dry_run=dry_run

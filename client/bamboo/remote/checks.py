@@ -1,4 +1,4 @@
-"""Checks for what may keep jobs from starting: CRD, operator, permissions, quotas, Kueue queue and nodes. Pure."""
+"""Checks for causes that keep jobs from starting: CRD, operator, permissions, quotas, Kueue queue, nodes. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,7 @@ from bamboo_core.text import count
 
 
 class Severity(StrEnum):
-    """The severity of a finding. UNKNOWN: the check could not read the object. WARNING: the finding may hinder jobs.
-    PROBLEM: the finding keeps jobs, or the checked job, from training.
-    """
+    """The severity of a finding: a PROBLEM keeps jobs from training, a WARNING may; UNKNOWN if nothing was read."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -32,7 +30,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of a check. subject: the object, such as operator. advice: what the user can do; "" if nothing."""
+    """The result of a check. subject: the checked object, such as "operator". advice: a remedy; "" if none is known."""
 
     severity: Severity
     subject: str
@@ -61,7 +59,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A fact that could not be read. why: a sentence, such as that permission is denied."""
+    """A fact that could not be read. why: the reason, in words for the user."""
 
     why: str
 
@@ -236,10 +234,7 @@ KEEPS_OFF = ("NoSchedule", "NoExecute")
 
 
 def job(facts: ClusterFacts) -> Iterator[Finding]:
-    """Check what may keep the job's pods from starting: resource quotas, its Kueue queue, and nodes.
-
-    Without a job, check quotas and nodes only.
-    """
+    """Check resource quotas, the job's Kueue queue and the nodes; without a job only quotas and nodes."""
     yield from _quotas(facts)
     if facts.spec is not None and facts.spec.queue is not None:
         yield _queue(f"queue {facts.spec.queue.name}", facts)

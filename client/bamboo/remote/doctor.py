@@ -33,8 +33,8 @@ async def read_facts(
 ) -> ClusterFacts:
     """Read the cluster's objects for the checks; an object that cannot be read becomes Unreadable.
 
-    operator_namespace: the operators'; None searches all. spec: the spec of the job to check. Raises ClusterUnreachable
-    if the API server cannot be reached, ApiError if it rejects the credentials.
+    operator_namespace: the operators' namespace; None searches all. spec: the spec of the job to check. Raises
+    ClusterUnreachable if the API server cannot be reached, ApiError if it rejects the credentials.
     """
     operators = await _read(operator_pods(api, operator_namespace))
     pod = None if isinstance(operators, Unreadable) else operator_for(operators, namespace)
@@ -97,7 +97,7 @@ async def doctor(
 ) -> int:
     """Print the findings of all checks; return EXIT_FAILED if one is a PROBLEM, else EXIT_OK.
 
-    target: a job to check too. file: its manifest; None reads it from the cluster. Raises UsageError if it is invalid.
+    target: a job to check, if any. file: its manifest; None reads it from the cluster. Raises UsageError if invalid.
     """
     of_namespace, spec = session.namespace, None
     if target is not None:

@@ -34,8 +34,9 @@ async def logs(
 ) -> int:
     """Print workers' logs; return the exit code. Raises RemoteError if there is no such worker.
 
-    wanted: workers' names or numbers; empty: all, with `follow` also new ones. since: seconds back. previous: only
-    ended workers. tail: last lines of each log; -1: all; None: all of a single worker, MANY_TAIL if more may be shown.
+    wanted: workers' names or numbers; empty: all, with `follow` also new ones. since: print only lines of
+    the last `since` seconds. previous: only ended workers. tail: last lines of each log; -1: all; None: all of a single
+    worker, MANY_TAIL if more may be shown.
     """
     job_reader = JobReader(session.api, *session.of(name))
     snapshot = await job_reader.snapshot()
@@ -132,8 +133,7 @@ class LogReader:
     def _following(self, worker: RemoteWorker) -> dict[str, str]:
         """Return the query parameters for following a worker's log.
 
-        The first read uses the user's parameters; a read after a broken connection starts where the last one ended
-        (`sinceTime`).
+        The first read uses the user's parameters; a read after a broken connection starts at the end of the last one.
         """
         at = self._ended_at.get(worker.uid)
         if at is None:

@@ -43,8 +43,8 @@ async def submit(
     """Create a manifest's job, or with `apply` change an existing one, by server-side apply. dry_run: store nothing.
 
     Return the job before the change (None if it did not exist) and after it. namespace: the user's choice; None for the
-    manifest's, or else the kubeconfig's. force: take over fields that others manage. Raises UsageError if namespaces
-    contradict, RemoteError without `apply` if the job exists, and without `force` if others manage its fields.
+    manifest's, or else the kubeconfig's. force: take over fields that other clients manage. Raises UsageError if the
+    manifest's namespace differs, RemoteError for an existing job without `apply` or for such fields without `force`.
     """
     document, named = job.document, job.document["metadata"].get("namespace")
     if named and namespace and named != namespace:
@@ -109,10 +109,7 @@ async def until_gone(api: KubeApi, job: JobView, seconds: float) -> None:
 
 
 async def until_no_pods(api: KubeApi, job: JobView, seconds: float) -> None:
-    """Wait until the job has no pods. A user who may not list pods does not wait.
-
-    Raises WaitTimedOut.
-    """
+    """Wait until the job has no pods; do not wait if the user may not list pods. Raises WaitTimedOut."""
 
     async def mine() -> list[Object]:
         try:

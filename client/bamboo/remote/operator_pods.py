@@ -24,10 +24,10 @@ async def operator_pods(api: KubeApi, namespace: str | None) -> list[Object]:
 
 
 def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
-    """Return the running pod of the operator whose arguments name the namespace, else of one for all namespaces.
+    """Return the running pod of the operator that watches the namespace by name, else of one that watches all.
 
     None if no pod runs or matches, or pods of several releases match. A single running pod always matches, since it may
-    be configured without arguments. Of one release's replicas, return the active one, else the first.
+    be configured without arguments. Of several replicas of a release, return the active one, else the first.
     """
     pods = [pod for pod in pods if is_running(pod)]
     if len(pods) == 1:
@@ -47,7 +47,7 @@ def _label(pod: Mapping[str, Any], name: str) -> str | None:
 
 
 def arguments(pod: Mapping[str, Any], option: str) -> set[str]:
-    """Return the values of an option in an operator pod's arguments, such as --namespace, which may be repeated."""
+    """Return all values of an option, such as --namespace, in the commands and arguments of a pod's containers."""
     values = set()
     for container in pod["spec"].get("containers") or ():
         words = [*(container.get("command") or ()), *(container.get("args") or ())]

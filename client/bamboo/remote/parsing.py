@@ -86,8 +86,8 @@ def workers_of(job: JobView, pods: Iterable[Json], nodes: Mapping[str, Json] | N
 def events_of(job: JobView, of_job: Iterable[Json], of_pods: Iterable[Json], pods: Iterable[str]) -> list[JobEvent]:
     """Return the events of the job and of its pods, including deleted pods, oldest first.
 
-    Events of an earlier job of the same name are left out: all from before this job's creation, and those that name a
-    BambooJob with another UID. pods: names of the job's pods.
+    Events of an earlier job of the same name are left out: events from before this job's creation, and events that name
+    a BambooJob with another UID. pods: names of the job's pods.
     """
     known = set(pods)
     mine = [event for body in of_job if (event := read_api_part(Event, body)).involved_object.uid in ("", job.uid)]
@@ -101,7 +101,7 @@ def events_of(job: JobView, of_job: Iterable[Json], of_pods: Iterable[Json], pod
 
 
 def is_worker_of(job: str, pod: str) -> bool:
-    """Return whether the pod's name is that of a worker of the job."""
+    """Return whether a pod's name is the name of a worker of the job."""
     number = re.search(r"-w([0-9]{1,9})$", pod)
     return number is not None and names.worker_name(job, int(number[1])) == pod
 

@@ -1,4 +1,4 @@
-"""`list`, `status` and `events`: jobs and their events, shown once or repeatedly."""
+"""The commands `list`, `status` and `events`, which show jobs and their events, once or repeatedly."""
 
 import asyncio
 import json

@@ -34,7 +34,7 @@ KINDS = ("bamboojob/", "bamboojobs/", "bj/", "bamboojob.bamboo.dev/", "bamboojob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A job by its name, and its namespace if given."""
+    """The name of a job, and its namespace if given."""
 
     name: str
     namespace: str | None = None

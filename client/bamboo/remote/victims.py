@@ -35,9 +35,9 @@ def victim(
     choice: VictimChoice,
     pick: Callable[[Sequence[RemoteWorker]], RemoteWorker],
 ) -> RemoteWorker:
-    """Return the chosen worker. pick: selects a worker at random.
+    """Return the worker of the user's choice. pick: selects a worker at random.
 
-    Raises RemoteError if there is no such worker, or it has ended or is leaving.
+    Raises RemoteError if the job has no such worker, or it has ended or is leaving.
     """
     if choice.worker is not None:
         return _alive(named(job, workers, choice.worker))
@@ -53,7 +53,7 @@ def victim(
 def named(job: JobView, workers: Sequence[RemoteWorker], name: str) -> RemoteWorker:
     """Return a worker by its full name, its name without the job's, or its number: quickstart-w3, w3, 3.
 
-    Raises RemoteError if there is none.
+    Raises RemoteError if the job has no such worker.
     """
     number = name.removeprefix("w")
     matches = [w for w in workers if name in (w.name, job.short(w.name))]
@@ -88,7 +88,7 @@ def _alive(worker: RemoteWorker) -> RemoteWorker:
 
 
 def objections(job: JobView, now: datetime, *, kill: bool) -> str | None:
-    """Return a sentence if taking a worker away now could cost more than a pause, else None. kill: without notice."""
+    """Return a warning if taking a worker away now could cost more than a pause, else None. kill: without notice."""
     if stale := phrases.stale(job, now):
         return f"of {job.name} {stale}; without an operator nothing is taken over"
     protection = job.status.condition("Protected")

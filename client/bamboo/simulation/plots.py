@@ -26,7 +26,7 @@ COLUMNS = 3
 
 
 def draw(cases: Sequence[tuple[str, Sequence[JobResult]]], title: str, path: Path) -> None:
-    """Draw a panel for each quantity, each case in a colour: the first MOST_RUNS runs faint, the mean of all in full.
+    """Draw one panel per quantity, one colour per case: its first MOST_RUNS runs faint, the mean of all runs solid.
 
     path: the PNG file. Raises SimulationError if it cannot be written.
     """

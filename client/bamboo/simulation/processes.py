@@ -1,4 +1,4 @@
-"""A pool of processes for simulations, which end with the process that started them, however it ends."""
+"""A pool of processes for simulations, which end with their parent process even if it is killed."""
 
 import os
 import signal
@@ -18,10 +18,10 @@ _inherited: list[tuple[Callable[[Any], Any], Sequence[Any]]] = []  # in a proces
 
 
 def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[R]:
-    """Apply `work` to each item in up to `jobs` forked processes (1 job or item: in this one); yield results in order.
+    """Apply `work` to each item in up to `jobs` forked processes; yield the results in order.
 
-    Raises the work's exceptions, and SimulationError if a process is killed. If the iterator is abandoned, as by
-    Ctrl-C, the processes are killed in the middle of their work; if this process is killed, the kernel kills them.
+    A single job or item runs in this process. Raises the work's exceptions, and SimulationError if a process is killed.
+    The processes are killed at once if the iterator is abandoned, as by Ctrl-C, or if this process is killed.
     """
     if jobs == 1 or len(items) < 2:
         yield from map(work, items)
@@ -46,9 +46,9 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
 
 
 def _begin(work: Callable[[T], R], items: Sequence[T], parent: int) -> None:
-    """Prepare a process of the pool. It inherits work and items by fork, since they may hold a whole recording.
+    """Initialize a process of the pool, which inherits work and items by fork, since recordings are slow to send.
 
-    The process ignores Ctrl-C and the other stop signals, which may reach all processes of a group.
+    It ends with the process `parent`, and ignores stop signals, since Ctrl-C reaches all processes of a group.
     """
     end_with(parent)
     for number in STOP_SIGNALS:

@@ -37,7 +37,7 @@ class Bounds:
         return self.budget is not None or self.deadline is not None
 
     def rank(self, hours: float, usd: float) -> tuple[float, ...]:
-        """Return a sort key, least is best: time x cost; with limits the excess, then cost (with deadline) or time."""
+        """Return a sort key: time x cost; with limits (excess, time, cost), or with a deadline (excess, cost, time)."""
         if not self.any:
             return (hours * usd,)
         excess = max(1.0, hours / (self.deadline or math.inf), usd / (self.budget or math.inf))  # 1: none
@@ -62,13 +62,13 @@ class Alternative:
 
 
 def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
-    """Return the best candidate of a Pareto front that keeps the bounds in finite time; None if none does."""
+    """Return the best candidate of the front, by `rank`, that keeps the bounds in finite time; None if none does."""
     kept = [one for one in front if bounds.kept_by(one) and math.isfinite(one.hours)]
     return min(kept, key=lambda one: bounds.rank(*one.point), default=None)
 
 
 def _in_words(one: Candidate, several_zones: bool) -> str:
-    """Describe the candidate in one line, without zones if there is only one zone."""
+    """Return a phrase on the candidate's grid and protection, and on its placement if there are several zones."""
     grid = f"{count(one.stages, 'stage')} x {count(one.pipelines, 'pipeline')}"
     parts = [grid, f"microbatches of {one.micro_batch}"]
     if one.workers == 1:
@@ -83,7 +83,7 @@ def _in_words(one: Candidate, several_zones: bool) -> str:
 
 
 def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -> Alternative | None:
-    """Return the cheapest on-demand grid, without losses, that is not slower than `chosen`, or else the fastest one.
+    """Return the cheapest on-demand grid that is not slower than `chosen`, else the fastest, assuming no losses.
 
     None if no machine has an on-demand price, or the chosen candidate costs nothing.
     """
@@ -106,7 +106,7 @@ def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -
 def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Alternative]:
     """Return the simulated plans that differ from the chosen one in only one of spread policy, mode and standbys.
 
-    With the mode, replicas may differ. For a single worker, without neighbours or replicas, only standbys may differ.
+    If the mode differs, replicas may differ, too. A single worker has no neighbours: only standbys are compared.
     """
     asked = ("standby",) if chosen.candidate.workers == 1 else ("spread", "mode", "standby")
     pairs = [(one, name) for name in asked for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
@@ -151,12 +151,12 @@ def no_plan(front: Sequence[Assessment], bounds: Bounds) -> tuple[str, ...]:
 
 
 def amount(one: Assessment, name: str, unit: ReadableUnit) -> str:
-    """Return the mean of figure `name`, and its deviation for several runs, as numbers in the unit; - if not finite."""
+    """Format the mean of figure `name` in the unit, with its deviation if it has several runs; "-" if not finite."""
     return unit.number(one.mean(name), one.deviation(name) if len(one.outcomes) > 1 else None)
 
 
 def odds(runs: int) -> str:
-    """Return words on how sure a bound is, such as "in 95 of 100 runs" if there were enough runs."""
+    """Return a phrase on how certain a bound is after `runs` runs: "in 95 of 100 runs" from HUNDRED runs on."""
     if runs >= HUNDRED:
         return "in 95 of 100 runs"
     return "in the one run" if runs == 1 else f"by {runs} runs (mean and 1.645 deviations)"
@@ -203,7 +203,7 @@ def _value(one: Candidate, name: str) -> str:
 
 
 def _sure(chosen: Assessment) -> str:
-    """Return a sentence on how many nodes the runs lost, and how often all copies of a stage were lost."""
+    """Return a sentence on the runs: number, duration, lost nodes, and how often all copies of a stage were lost."""
     runs, losses, fatal = len(chosen.outcomes), int(chosen.total("preemptions")), int(chosen.total("fatal"))
     simulated = chosen.mean("simulated")
     text = f"That is from {count(runs, 'run')} of {time_unit((simulated,)).say(simulated)} on average"

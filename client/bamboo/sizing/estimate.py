@@ -1,4 +1,4 @@
-"""Estimates of candidates without a simulation: memory, an undisturbed step, the job with missing nodes. Pure."""
+"""Estimates, without a simulation, of a candidate's memory and step time, and of its job's time and cost. Pure."""
 
 import math
 from dataclasses import dataclass, replace
@@ -47,9 +47,9 @@ def memory_needed(world: World, candidate: Candidate) -> int:
 
 
 def least_seconds(world: World, candidate: Candidate) -> float:
-    """Return a lower bound of a step's seconds, without the time of communication.
+    """Return a lower bound on a step's seconds, without the time of communication.
 
-    It is the largest sum of a stage's work on its microbatches and all earlier stages' work on one microbatch.
+    It is the maximum over the stages of a stage's work on all its microbatches plus the earlier stages' work on one.
     """
     profile, spec = _profile(world, candidate), world.spec
     devices = spec.worker.devices
@@ -75,14 +75,14 @@ def traffic_of_step(world: World, candidate: Candidate) -> float:
 
 
 def node_usd(world: World, candidate: Candidate) -> float:
-    """Return the USD per hour of all nodes of a candidate, at `World.spot_usd`."""
+    """Return the USD per hour of all nodes of a candidate at the spot price."""
     return world.spec.spread.nodes(candidate.workers) * world.spot_usd(candidate.machine)
 
 
 def estimate(world: World, candidate: Candidate, seconds: float, traffic: float) -> Estimate:
-    """Estimate the hours and USD of a candidate's job. seconds, traffic: an undisturbed step's time and traffic USD.
+    """Estimate the hours and USD of a candidate's whole job. seconds, traffic (USD): of an undisturbed step.
 
-    Missing spot nodes slow the job down, unless it has an on-demand pool with a price, whose nodes replace them.
+    Missing spot nodes slow the job down, unless nodes of an on-demand pool with a price replace them.
     """
     workers, calm = candidate.workers, world.steps * seconds / HOUR
     spot = world.market.availability(workers, calm)
@@ -117,7 +117,7 @@ def _profile(world: World, candidate: Candidate) -> ModelProfile:
 
 
 def _split(spec: JobSpec, profile: ModelProfile) -> Ranges:
-    """Return each stage's range of layers. If the coordinator chooses the grid, stages fit in memory if possible."""
+    """Return each stage's range of layers. In an elastic job it is one that fits in memory, if one is found."""
     fitting = fitting_split(profile.figures, spec, profile.machine.memory) if spec.elastic else None
     return fitting or layer_ranges(profile.costs, spec.topology, devices=spec.worker.devices)
 

@@ -8,9 +8,9 @@ Point = tuple[float, float]  # time and cost; less is better, infinite if it nev
 
 
 def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
-    """Return whether one point is better in one coordinate and not worse in the other.
+    """Return whether point `one` is better than `other` in time or cost, and worse in neither.
 
-    slack: if not 0, the point must be better in both coordinates by more than this share.
+    slack: if not 0, `one` must be better in both by more than this share.
     """
     if slack:
         return one[0] * (1 + slack) < other[0] and one[1] * (1 + slack) < other[1]
@@ -20,7 +20,7 @@ def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
 def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0) -> list[T]:
     """Return the Pareto front in the choices' order. slack: as in `dominates`; 0 keeps only the first of equal choices.
 
-    Choices that never end (infinite) are left out unless all are infinite.
+    Choices with infinite time or cost are left out; if all choices are infinite, all are returned.
     """
     points = [point(choice) for choice in choices]
     ends = [i for i, (time, cost) in enumerate(points) if time + cost < float("inf")]

@@ -1,4 +1,4 @@
-"""Price lists of machines and of traffic between zones, by users or Bamboo. Only reading and listing them does I/O."""
+"""Price lists of machines and of traffic between zones: a user's file, or a list that comes with Bamboo."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -78,9 +78,9 @@ def of_devices(path: str, prices: PriceList, devices: Collection[str]) -> PriceL
 
 
 def read_prices(path: str) -> PriceList:
-    """Read a YAML or JSON file, or a list that comes with Bamboo by its name. Raises PriceError, which names the file.
+    """Read a price list: a YAML or JSON file, or the name of one that comes with Bamboo. Raises PriceError.
 
-    Relative paths of profiles get the file's folder in front, as they are relative to it.
+    Relative paths of profiles are resolved against the file's folder. The error names the file.
     """
     if path in shipped_prices():
         path = str(FOLDER / f"{path}.yaml")
@@ -110,7 +110,7 @@ def parse_prices(path: str, document: object) -> PriceList:
 
 
 def _from_folder(folder: Path, profile: str | None) -> str | None:
-    """Return a profile's path, if relative with the folder in front. None and a name, without dot or slash, stay."""
+    """Return a profile's path resolved against the folder. None and names (no dot or slash) are returned as is."""
     return str(folder / profile) if profile is not None and ("." in profile or "/" in profile) else profile
 
 

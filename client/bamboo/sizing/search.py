@@ -99,7 +99,7 @@ def shortlist(world: World, limits: Limits, bounds: Bounds) -> Shortlist:
 
 
 def _fast(world: World, fitting: Sequence[Candidate]) -> list[tuple[Candidate, float]]:
-    """Return (candidate, seconds of its undisturbed step), without candidates that another one dominates by SLACK."""
+    """Return (candidate, seconds of an undisturbed step) of each candidate that no other one dominates by SLACK."""
 
     def point(one: Candidate, seconds: float) -> Point:
         return seconds, seconds * node_usd(world, one)
@@ -115,8 +115,8 @@ def _fast(world: World, fitting: Sequence[Candidate]) -> list[tuple[Candidate, f
 def _nearest(world: World, estimated: Sequence[Estimate], bounds: Bounds) -> list[Estimate]:
     """Return at most MOST_SIMULATED candidates that the manifest's rules allow.
 
-    The best estimates by the bounds come first, then others along the Pareto front, then the next best. Of candidates
-    with equal edits of the manifest, only the first is returned.
+    The candidates with the best estimates by the bounds come first, then others along the Pareto front, then the next
+    best. If several candidates need the same edits of the manifest, only the first is returned.
     """
     best = sorted(front(estimated, lambda one: one.point), key=lambda one: one.point)
     hours, usd = min(best, key=lambda one: bounds.rank(*one.point)).point
@@ -134,7 +134,7 @@ def _nearest(world: World, estimated: Sequence[Estimate], bounds: Bounds) -> lis
 
 
 def _from_ends(count: int) -> list[int]:
-    """Return the numbers from 0 to count - 1: the first and the last one, then always the middle of the longest gap."""
+    """Return the numbers 0 to count - 1 in this order: first, last, then repeatedly the middle of the longest gap."""
     found = [0, count - 1][: min(2, count)]
     while len(found) < count:
         ordered = sorted(found)
@@ -146,7 +146,7 @@ def _from_ends(count: int) -> list[int]:
 def why_none(count: int, smallest: int, *, bounded: bool) -> str:
     """Return a sentence on why no grid can be used.
 
-    smallest: bytes of memory that the smallest grid needs; 0 without grids. bounded: the job has spec.elastic.
+    count: of grids. smallest: bytes that the smallest grid needs; 0 if there is no grid. bounded: spec.elastic is set.
     """
     if smallest:
         return (

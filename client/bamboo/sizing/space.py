@@ -28,11 +28,11 @@ class Limits:
 
 
 def grids(world: World, limits: Limits) -> Iterator[Candidate]:
-    """Yield a candidate for each machine, grid and microbatch, without standbys and otherwise as the job is.
+    """Yield a candidate for each machine, grid and microbatch size: the job's other settings, but no standbys.
 
-    Unless limits.pipelines is set, a number of pipelines is skipped if the busiest pipeline gets no fewer microbatches
-    than with a smaller number, since it is not faster. Where the coordinator chooses stages or pipelines and `limits`
-    leaves them open, only numbers that it may choose are yielded.
+    Unless limits.pipelines is set, a number of pipelines is skipped if a smaller number gives the busiest pipeline as
+    few microbatches, since more pipelines would not be faster. If the coordinator chooses stages or pipelines and
+    `limits` does not set them, the candidates have only numbers that it may choose.
     """
     stage_bounds, pipeline_bounds = _grid_bounds(world.spec)
     for name, machine in world.machines.items():
@@ -46,8 +46,8 @@ def grids(world: World, limits: Limits) -> Iterator[Candidate]:
 
 
 def _grid_bounds(spec: JobSpec) -> tuple[range, range]:
-    """Return the ranges of numbers of stages and of pipelines to search: the coordinator's choice, or for a fixed grid
-    all numbers, since the search may recommend another grid.
+    """Return the ranges of the numbers of stages and of pipelines to search.
+    An elastic job is limited to its coordinator's choice; a fixed grid is not, since another one may be better.
     """
     topology, fixed = spec.topology, spec.elastic is None
     most_stages = MOST_STAGES if fixed or topology.chooses_stages else topology.stages
@@ -66,9 +66,9 @@ def redundancies(one: Candidate) -> Iterator[Candidate]:
 
 
 def spreads(world: World, one: Candidate) -> Iterator[Candidate]:
-    """Yield the candidate with each spread policy; as it is if the market has at most one zone.
+    """Yield the candidate with each spread policy, or unchanged if the market has at most one zone.
 
-    With one pipeline ZonePerPipeline is left out, since it equals SingleZone.
+    With one pipeline, ZonePerPipeline is left out, since it equals SingleZone.
     """
     known = (SpreadPolicy.INTERLEAVE, SpreadPolicy.SINGLE_ZONE, SpreadPolicy.ZONE_PER_PIPELINE)
     several = len(world.market.zones) > 1
@@ -77,7 +77,7 @@ def spreads(world: World, one: Candidate) -> Iterator[Candidate]:
 
 
 def standbys(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
-    """Yield the candidate with each number of standbys: the user's, else the job's and STANDBYS, if nodes suffice."""
+    """Yield the candidate with each number of standbys (`limits.standby`, or the job's and STANDBYS) that fits."""
     cells, wanted = one.stages * one.pipelines, world.spec.standby.workers
     for standby in limits.standby or sorted({wanted, *(round(share * cells) for share in STANDBYS)}):
         if cells + standby <= limits.nodes:

@@ -1,4 +1,4 @@
-"""The live view of a job on a terminal, local or on a cluster: a picture that is redrawn, or lines for pipes."""
+"""The live view of a job, local or on a cluster: a picture that is redrawn on a terminal, or lines for pipes."""
 
 import math
 import time
@@ -27,7 +27,7 @@ class Screen(Protocol):
     """The output of a live view of a job: a picture or lines."""
 
     def open(self, waiting: str) -> None:
-        """Start, and show a text until the first snapshot."""
+        """Start the output, and show the text `waiting` until the first snapshot."""
 
     def show(self, snapshot: JobSnapshot) -> None: ...
     def close(self) -> None: ...
@@ -65,7 +65,7 @@ class PictureScreen:
 
 
 class LineScreen:
-    """A screen of lines with the time: each event, each change of state, and progress at most every LINE_SECONDS."""
+    """A screen of timestamped lines: each event, each change of state, and progress at most every LINE_SECONDS."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock, self._unseen = say, clock, UnseenEvents()

@@ -54,7 +54,7 @@ def progress_words(
     eta_seconds: float | None,
     stopped_early: bool = False,
 ) -> list[str]:
-    """Return phrases on step (? for unknown `steps`), early stop, loss, speed, time left; other unknowns omitted."""
+    """Return phrases on step ("?" for unknown `steps`), early stop, loss, speed and time left, without unknown ones."""
     words = [f"step {step}/{steps or '?'}", *["stopped early"] * stopped_early]
     if loss is not None:
         words.append(f"loss {loss:.4f}")
@@ -74,7 +74,7 @@ def evaluation(job: JobView) -> str:
 
 
 def counts(job: JobView) -> str:
-    """Return a line of counts: pipelines and workers (if workers are wanted), preemptions, takeovers, any failures."""
+    """Return a line of counts: ready pipelines and workers if any are wanted, preemptions, takeovers, any failures."""
     status, workers = job.status, job.status.workers
     parts = []
     if workers.desired:
@@ -87,7 +87,7 @@ def counts(job: JobView) -> str:
 
 
 def checkpoint(job: JobView, now: datetime) -> str:
-    """Return the newest checkpoint and the number of restores, in words; "" if the job keeps no checkpoints."""
+    """Return a line on the newest checkpoint and the number of restores; "" if the job keeps no checkpoints."""
     if job.live is not None and job.live.checkpoint is not None:
         return checkpoint_of_run(job.live.checkpoint)
     if job.spec.checkpoint is None:
@@ -98,7 +98,7 @@ def checkpoint(job: JobView, now: datetime) -> str:
 
 
 def checkpoint_of_run(kept: CheckpointSummary) -> str:
-    """Return a line such as `checkpoint: step 200, 3:05 old, in s3://bucket/llama; 12 steps repeated (40s)`."""
+    """Return a line on checkpoints: `checkpoint: step 200, 3:05 old, in s3://bucket/llama; 12 steps repeated (40s)`."""
     parts = [_newest(kept.step, kept.age, kept.place)]
     if kept.writing:
         layers = count(kept.writing.layers, "layer")
@@ -133,7 +133,7 @@ def is_late(job: JobView, now: datetime) -> bool:
 
 
 def grid_choice(job: JobView) -> str:
-    """Return a local run's chosen grid and why; "" if none is chosen, or on a cluster."""
+    """Return a local run's chosen grid with the reason; "" if none is chosen, or on a cluster."""
     return f"grid: {job.live.grid_choice}" if job.live is not None and job.live.grid_choice else ""
 
 
@@ -153,7 +153,7 @@ def cost(job: JobView) -> str:
 
 
 def protected(job: JobView, now: datetime) -> str:
-    """Return one word for a table: yes, no, or off if redundancy is off; - if nothing runs; ? if the status is old."""
+    """Return the job's protection for a table: yes, no, off (no redundancy), - (nothing runs) or ? (status is old)."""
     condition = job.status.condition("Protected")
     if condition is None or job.status.ended or job.status.holds("Suspended") or condition.reason == "NotRunning":
         return "-"
@@ -233,7 +233,7 @@ def stale(job: JobView, now: datetime) -> str:
 
 
 def why_waiting(job: JobView) -> str | None:
-    """Return why a job that should train does not; None if all is well, and for a local run."""
+    """Return why a job on a cluster that should train does not; None if there is no reason, or for a local run."""
     if job.live is not None:
         return None
     if job.status.ended or job.suspended:

@@ -1,4 +1,4 @@
-"""The picture of a job on a terminal, local or on a cluster, legible at 80 columns. Pure."""
+"""The picture of a job, local or on a cluster, for a terminal; legible at 80 columns. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -84,7 +84,7 @@ def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
 
 
 def live(snapshot: JobSnapshot, now: datetime, width: int, height: int, page: str = "") -> RenderableType:
-    """Return the picture of a running job, cut to `height` lines, if possible, by leaving out workers and older events.
+    """Return the picture of a running job. Leave out workers and older events to fit it in `height` lines, if possible.
 
     page: the URL of the job page, shown in the last line.
     """
@@ -106,7 +106,7 @@ def live(snapshot: JobSnapshot, now: datetime, width: int, height: int, page: st
 
 
 def workers_within(snapshot: JobSnapshot, now: datetime, width: int, lines: int) -> tuple[list[RenderableType], int]:
-    """Return the most interesting workers and a count of the rest, in at most `lines` lines; and the lines used."""
+    """Return a table of the most interesting workers and a count of the rest, and the lines used (at most `lines`)."""
     most = lines - 1 if len(snapshot.workers) < lines else lines - 2
     if not snapshot.workers or most < 1:
         return [], 0
@@ -162,7 +162,7 @@ def _progress(job: JobView, width: int) -> Text:
 
 
 def _course(job: JobView, width: int) -> Text:
-    """Return the curve of the newest losses, and the first SHOWN_METRICS metrics of the newest step."""
+    """Return a line with the curve of the newest losses and the first SHOWN_METRICS metrics of the newest step."""
     assert job.live is not None
     words = "".join(
         f"  {name} {'-' if value is None else f'{value:.4g}'}" for name, value in job.live.metrics[:SHOWN_METRICS]
@@ -191,9 +191,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def grids(job: JobView, width: int) -> list[RenderableType]:
-    """Return tables of stages with their workers, several below each other if the width requires it.
+    """Return a table of the workers by pipeline and stage, split into several tables if it exceeds the width.
 
-    Workers without a stage follow, if the coordinator reports them.
+    In a local run, workers without a stage follow.
     """
     found: list[RenderableType] = []
     rows = _cells(job)
@@ -247,7 +247,7 @@ def _name(job: JobView, worker: WorkerId) -> str:
 
 
 def _blocks(rows: list[list[Text]], width: int) -> list[tuple[int, int]]:
-    """Return the (first, end) of the stages in each table, as many as fit the width."""
+    """Return the range (first, end) of stages of each table, with as many stages as fit the width."""
     if not rows:
         return []
     stages = max(map(len, rows))
@@ -285,7 +285,7 @@ def workers(snapshot: JobSnapshot, now: datetime, width: int) -> Table:
 
 
 def _runs(worker: RemoteWorker) -> str:
-    """Return the worker's cells as pipeline/stage."""
+    """Return the worker's cells as pipeline/stage, separated by spaces; "-" if it has none."""
     return " ".join(f"{pipeline}/{stage}" for pipeline, stage in worker.cells) or "-"
 
 

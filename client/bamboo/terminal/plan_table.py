@@ -35,7 +35,7 @@ NOTHING = None  # value of a field without effect in an option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """The result of a search for a plan."""
+    """The content of a `bamboo plan` report: the search result, its reasons, alternatives and input."""
 
     found: SearchResult
     reasons: tuple[str, ...]  # sentences on why the chosen plan is recommended, or why none is
@@ -45,9 +45,9 @@ class PlanReport:
 
 
 def plan_text(report: PlanReport, width: int | None = None) -> str:
-    """Return the report as text: a table of Pareto-optimal plans; for a recommended one alternatives, reasons, changes.
+    """Return the report as text: Pareto-optimal plans, then the recommended one's alternatives, reasons and changes.
 
-    Values common to all plans follow the table; how plans were found comes last. width: the terminal's columns, if any.
+    Values common to all plans follow the table; the scope of the search comes last. width: terminal columns, if any.
     """
     front = report.found.front
     fields = [_fields(one.candidate) for one in front]
@@ -136,7 +136,7 @@ def _figures(one: Assessment, time: ReadableUnit, money: ReadableUnit) -> list[s
 
 
 def _fields(option: Candidate) -> list[str | None]:
-    """Return the values of FIELDS; "" for none, NOTHING where a field has no effect, as for a single worker."""
+    """Return the values of FIELDS: "" for no replicas, NOTHING for fields without effect on a single worker."""
     alone = option.workers == 1
     return [
         option.machine,

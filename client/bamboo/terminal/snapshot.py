@@ -11,7 +11,7 @@ class RemoteWorker:
     """A worker's pod.
 
     state: pending, starting, waiting, training, standby, leaving, ended or failed. detail: the reason for the state.
-    cells: (pipeline, stage) that it runs. Text that is not known is "".
+    cells: (pipeline, stage) of each cell that it runs. Unknown text is "".
     """
 
     name: str
@@ -64,7 +64,7 @@ class JobSnapshot:
 
 
 class UnseenEvents:
-    """A filter for events that were not shown yet. A repeated event counts as new."""
+    """A filter for events that were not shown yet. An event counts as new whenever its `count` has grown."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}

@@ -24,7 +24,7 @@ def plain_table(*columns: str, header: bool = True) -> Table:
 def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, left: Collection[str] = ()) -> Group:
     """Return a table of the rows; if it is wider than `width`, a table of heads and values for each row.
 
-    left: heads of columns of words, in addition to the first column, which names the row. Numbers are aligned right.
+    left: heads of left-aligned columns, in addition to the first one, which names the row. Others align right.
     """
     columns = zip(heads, *rows, strict=True)
     if width is None or sum(max(map(cell_len, column)) + GAP for column in columns) - GAP <= width:

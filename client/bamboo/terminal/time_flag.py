@@ -1,4 +1,4 @@
-"""A duration as the value of a flag. Each `bamboo` command imports this, so it imports nothing heavy."""
+"""Parser of durations in flags. Each `bamboo` command imports this module, so it imports nothing heavy."""
 
 import math
 import re
@@ -10,7 +10,7 @@ LONGEST_SECONDS = 366 * 86400.0
 
 
 def seconds(text: str) -> float:
-    """Parse a duration such as 30, 30s, 5m, 1.5h or 2d; return seconds. Raises BadParameter, also above 366 days."""
+    """Return the seconds of a duration such as 30, 30s, 5m, 1.5h or 2d. Raises BadParameter, also above 366 days."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd]?)", str(text).strip())
     value = float(match[1]) * _UNITS[match[2]] if match else math.nan
     if not value <= LONGEST_SECONDS:

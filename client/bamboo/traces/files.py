@@ -45,7 +45,7 @@ def parse_trace(path: str, text: str) -> Trace:
 
 
 def _parse_table(path: str, text: str) -> list[NodeChange]:
-    """Parse a table of changes, in any order. Lines that begin with # are comments.
+    """Return a table's changes, sorted by time. Lines that begin with # are comments.
 
     A node whose first change is its removal is present from the beginning.
     """
@@ -119,10 +119,10 @@ def _content(path: str) -> bytes:
 def read_nodes(paths: Sequence[str]) -> Trace:
     """Read several files as one trace: nodes in one and prices in another, or one file for each zone.
 
-    The trace lasts as long as the longest recording with nodes, or, if no such recording lasts any time, as the longest
-    of all. Later prices are dropped.
+    The trace is as long as the longest recording with nodes, or, if these have no duration, as the longest recording.
+    Later prices are dropped.
 
-    Raises NodeTraceError, also if two files have the same node at the same time, no file has nodes, or no time passes.
+    Raises NodeTraceError if a file is invalid, a node is in two files at once, or the trace has no nodes or duration.
     """
     traces = [read_trace(path) for path in paths]
     watched = max((trace.duration for trace in traces if trace.changes), default=0.0)
@@ -162,7 +162,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line after the header of a trace in JSON lines; exactly one of add, remove and price is set."""
+    """A change in a trace in JSON lines: any line after the header. Exactly one of add, remove and price is set."""
 
     at: float
     add: str | None = None
@@ -227,5 +227,5 @@ def _decoded(decoder: msgspec.json.Decoder[T], path: str, number: int, line: str
 
 
 def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Return (number from 1, line without its end) of each line. Lines end with LF, CR LF or CR."""
+    """Yield (line number from 1, line without its line ending). Lines end with LF, CR LF or CR."""
     return enumerate((line.rstrip("\n") for line in io.StringIO(text, newline=None)), start=1)

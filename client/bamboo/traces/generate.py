@@ -35,7 +35,7 @@ class Generation:
 def generate(wanted: Generation, seed: int) -> Trace:
     """Generate a trace of spot nodes, the same for the same arguments on every machine.
 
-    Raises NodeTraceError for missing, empty or repeated zones, over MOST_DRAWS nodes times hours, and as `make_trace`.
+    Raises NodeTraceError for missing, empty or repeated zones, more than MOST_DRAWS node-hours, and as `make_trace`.
     """
     if not wanted.zones or len(set(wanted.zones)) != len(wanted.zones) or not all(wanted.zones):
         raise NodeTraceError("--zones must name at least one zone, and each once")
@@ -79,7 +79,7 @@ def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list
 
 
 def _removals(wanted: Generation, present: list[str], rng: random.Random) -> list[tuple[float, str]]:
-    """Draw the removals of an hour: (seconds since its beginning, node) of each."""
+    """Draw the removals of one hour from the present nodes, as (seconds since the hour began, node)."""
     if wanted.pattern is Pattern.ZONES:
         size = math.ceil(BATCH * len(present))
         if not present or rng.random() >= wanted.removal * len(present) / size:

@@ -9,7 +9,7 @@ from bamboo_core.job.budget_reach import HOUR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTraceSummary:
-    """The figures of a trace that the planner uses."""
+    """The figures that `bamboo plan` uses from a trace: peak number of nodes, rate of removals, and mean price."""
 
     peak: int  # most nodes at one time
     removals_per_node_hour: float
@@ -30,7 +30,7 @@ def summarize(trace: Trace) -> NodeTraceSummary:
 
 
 def nodes_over_time(trace: Trace, zone: str | None = None) -> tuple[tuple[float, int], ...]:
-    """Return (seconds, number of nodes from then on) at 0 and at each time of a change; zone: None for all zones."""
+    """Return the number of nodes over time: (seconds, nodes from then on) at 0 and each change. zone: None for all."""
     counts, count = {0.0: 0}, 0
     for change in trace.changes:
         if zone is None or change.zone == zone:

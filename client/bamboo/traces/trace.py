@@ -12,11 +12,11 @@ MOST_NAME = 253  # characters, the limit of a Kubernetes node's name
 
 
 class NodeTraceError(ValueError):
-    """Error of a trace that cannot be read or generated, or of its content: a sentence, with file and line if known."""
+    """Error in reading, generating or checking a trace: a sentence, with the file and line if known."""
 
 
 class Change(StrEnum):
-    """The kind of a change to a node: it is added or removed."""
+    """The kind of change to a node: its addition or its removal."""
 
     ADD = "add"
     REMOVE = "remove"
@@ -57,9 +57,9 @@ class Trace:
 def make_trace(
     changes: Iterable[NodeChange] = (), prices: Iterable[PriceChange] = (), *, duration: float = 0.0, source: str = ""
 ) -> Trace:
-    """Return a checked trace that lasts at least until its last change. Changes at one instant keep their order.
+    """Return a checked trace that lasts at least until its last change or price. Changes at one time keep their order.
 
-    Raises NodeTraceError for too many changes, bad values or names, and nodes added if present or removed if absent.
+    Raises NodeTraceError for too many changes, bad values or names, nodes added while present or removed while absent.
     """
     ordered = tuple(sorted(changes, key=lambda change: change.at))
     priced = tuple(sorted(prices, key=lambda price: price.at))
@@ -86,9 +86,9 @@ def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
 
 
 def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
-    """Return a sentence that names a zone with nodes and without a price, if the trace has prices; "" otherwise.
+    """Return a sentence that names a zone with nodes but no price; "" if all zones have prices, or the trace has none.
 
-    all_nodes: return a sentence only if no node's zone has a price.
+    all_nodes: return the sentence only if no node's zone has a price.
     """
     zones = dict.fromkeys(change.zone for change in trace.changes) if trace.prices else {}
     if all_nodes and any(price_series(trace, zone) for zone in zones):
@@ -105,7 +105,7 @@ def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
 
 
 def removal_times(trace: Trace) -> tuple[float, ...]:
-    """Return the seconds of all removals, ascending."""
+    """Return the times of all removals in seconds, ascending."""
     return tuple(change.at for change in trace.changes if change.change is Change.REMOVE)
 
 

@@ -11,7 +11,7 @@ MOST_ROUNDS = 1000
 def window(trace: Trace, start: float, seconds: float) -> Trace:
     """Return `seconds` seconds of a trace, from `start` on; the window begins with the nodes present at `start`.
 
-    Past its end the trace repeats (nodes at most MOST_ROUNDS times). Without nodes or time, the window is empty.
+    The trace repeats after its end (node changes at most MOST_ROUNDS times). An empty trace gives an empty window.
     """
     if not trace.changes or trace.duration <= 0:
         return make_trace(duration=seconds, source=trace.source)
@@ -47,7 +47,7 @@ def _follow(present: dict[str, str], change: NodeChange) -> None:
 
 
 def _prices(trace: Trace, start: float, seconds: float) -> list[PriceChange]:
-    """Return each zone's price in force at `start`, or else its first, moved to 0, and all later ones in the window."""
+    """Return the window's prices: each zone's price at `start`, or else its first, at second 0, then the later ones."""
     found: list[PriceChange] = []
     latest: dict[str, PriceChange] = {}
     for price in trace.prices:

@@ -34,7 +34,8 @@ DETECTION: Final = "detection: the heartbeat timeout, as of a machine that vanis
 def measure_task(job: JobSource, repeats: int, seconds: float) -> ModelProfile:
     """Measure a task's layers on this machine's device, and return their profile. Raises ProfileError.
 
-    repeats: microbatches per layer for the median. seconds: limit for more of them, over all layers, if it is unsteady.
+    repeats: microbatches per layer, whose median counts. seconds: limit in seconds, for all layers together, for more
+    rounds of `repeats` while a median is not steady.
     """
     answer = _answer(PROFILE, job, "the task could not be measured", repeats=repeats, seconds=seconds)
     return profile_of(job.spec, answer, repeats)
@@ -46,7 +47,7 @@ def count_task(job: JobSource) -> TaskCounts:
 
 
 def _answer(function: str, job: JobSource, failed: str, **arguments: float) -> dict[str, Any]:
-    """Return the trainer's answer about a job's task. Raises ProfileError."""
+    """Call a function of the trainer on a job's task; return its answer, as `ask_trainer` does. Raises ProfileError."""
     try:
         return ask_trainer(function, {"manifest": job.document, **arguments}, job.folders, failed=failed)
     except TrainerError as error:
@@ -78,10 +79,7 @@ def counts_of(spec: JobSpec, answer: dict[str, Any]) -> TaskCounts:
 
 
 def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int) -> ModelProfile:
-    """Convert the trainer's measurements to a profile. answer: the result of `bamboo_trainer.profiling.profile`.
-
-    repeats: the least number of microbatches, as requested.
-    """
+    """Convert the trainer's result of `bamboo_trainer.profiling.profile`. repeats: as in `measure_task`."""
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device = answer["device"] if answer["device"] != "cpu" else f"processor of {os.uname().machine}"
     samples = spec.training.micro_batch_size
@@ -118,9 +116,10 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int) -> ModelProf
 def surrounded(
     profile: ModelProfile, *, flow: float | None, machine: float | None, start: float | None
 ) -> ModelProfile:
-    """Return the profile with the network's rates and the start time that flags give; None keeps the profile's.
+    """Return the profile with the network rates and the start time from flags; None keeps the profile's value.
 
-    flow, machine: bytes/s per connection or machine (at least flow; flow alone sets both). start: seconds until ready.
+    flow: bytes/s of a connection. machine: bytes/s of a machine, raised to flow if less; if only flow is given, the
+    machine's rate is set to flow. start: seconds until a worker is ready.
     """
     replace, sources = msgspec.structs.replace, dict(profile.sources)
     network, times = profile.network, profile.times
@@ -136,7 +135,7 @@ def surrounded(
 
 
 def _seconds(measured: str, answer: dict[str, Any]) -> Source:
-    """Return the source of the layers' seconds: an estimate if the machine was busy or times are not steady."""
+    """Return the source of the layers' times, marked as estimated if the machine was busy or medians are unsteady."""
     waited, unsteady = answer["waited"], answer["unsteady"]
     doubts = []
     if waited >= BUSY:

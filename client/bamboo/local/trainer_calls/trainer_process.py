@@ -1,4 +1,4 @@
-"""Processes of the trainer, which needs torch; commands start them, since they do not import torch themselves."""
+"""Processes of the trainer, which needs torch. Commands start them, so as not to import torch themselves."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def missing_packages() -> str:
 
 
 def run_trainer(what: str, name: str, *arguments: str, **options: object) -> int:
-    """Call a function of bamboo_trainer.offline in a process that prints by itself. Return its exit code.
+    """Call a function of bamboo_trainer.offline in a new process with the same standard streams; return its exit code.
 
     what: the purpose, in words. name: the function's name; it gets `arguments` and `options`. Without the trainer
     or torch the exit code is EXIT_FAILED.
@@ -49,7 +49,7 @@ def run_trainer(what: str, name: str, *arguments: str, **options: object) -> int
 
 
 def run_silently(what: str, name: str, *arguments: str, **options: object) -> None:
-    """Call a function as `run_trainer` does, but without output, in any thread. Raises TrainerError if it fails."""
+    """Call a function like `run_trainer`, without output. Any thread may call this. Raises TrainerError if it fails."""
     if missing := missing_packages():
         raise TrainerError(f"{what} needs {missing}, not installed here")
     process = subprocess.Popen(

@@ -38,7 +38,7 @@ SHOWN_TAKEOVERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The summary of a run. status: the coordinator's last one. batch: samples of one step.
+    """The summary of a run. status: the coordinator's last status. batch: samples per step.
 
     seconds: the time of training, without the start of the workers. `status.lost_samples` counts the samples that are
     missing from committed steps. Steps that an incomplete run has trained since `kept_step` are in no checkpoint.
@@ -193,7 +193,7 @@ def steps_done(summary: Summary) -> str:
 
 
 def _not_kept(summary: Summary) -> str:
-    """Return a phrase about the steps that an incomplete run has trained and that are in no checkpoint."""
+    """Return a phrase: how many steps of an incomplete run are in no checkpoint, and why."""
     steps = count(summary.status.step - summary.kept_step, "step")
     if summary.kept_step:
         return f"{steps}, all since the checkpoint of step {summary.kept_step}"

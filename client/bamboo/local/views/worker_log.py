@@ -15,7 +15,7 @@ class LogFollower:
         self._offset, self._partial = 0, b""
 
     def follow(self) -> bool:
-        """Read and pass on at most one CHUNK, since other work waits. Return False if there was nothing, or no file."""
+        """Read and pass on at most CHUNK bytes, so that other work can run. Return False if nothing was read."""
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as log:
             log.seek(self._offset)
             data = log.read(CHUNK)

@@ -92,8 +92,8 @@ class HeldStates:
     ) -> tuple[dict[WorkerId, float], list[Transfer]]:
         """Return the seconds until each worker has loaded its state for a plan with a new origin, and the transfers.
 
-        Loading takes no time without `plan.restore`, or from the worker's own memory; other layers come from other
-        workers, else from the store. copies: each worker's own layers of that state; `plan.sources` may lack some.
+        Loading takes no time without `plan.restore`. A layer that a worker lacks in memory comes from another worker,
+        else from the store. copies: the layers in each worker's memory, in addition to `plan.sources`.
         """
         workers = sorted(plan.worker_ids())
         if plan.restore is None:

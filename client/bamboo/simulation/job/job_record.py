@@ -48,7 +48,7 @@ class JobFigures:
 class Series:
     """The figures of a run over time, in bins of equal length.
 
-    Values are means over their bin; counts, and seconds of pauses, are sums up to the end of the bin.
+    Fields in SO_FAR are cumulative up to the end of the bin; all others but `hours` are means over the bin.
     """
 
     hours: tuple[float, ...]  # at the end of each bin
@@ -65,7 +65,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """The result of a simulated run of a job."""
+    """The outcome of a simulated run, with its figures and their course over time."""
 
     figures: JobFigures
     series: Series
@@ -79,7 +79,7 @@ SO_FAR = ("preemptions", "takeovers", "restores", "pauses")
 
 @dataclass(slots=True)
 class JobRecord:
-    """The events of a run. Times are in seconds since the job was submitted."""
+    """The record of a run's steps, costs and events. Times are in seconds since the job was submitted."""
 
     samples: int  # per step
     usual: float = 0.0  # seconds of an undisturbed step on the whole grid
@@ -104,7 +104,7 @@ class JobRecord:
         self.moments.setdefault(what, []).append(at)
 
     def paid(self, now: float, nodes: int, usd_per_hour: float | None) -> None:
-        """Record the nodes that were paid for since the last call. usd_per_hour: their total price; None if unknown."""
+        """Record the nodes paid for since the last call. usd_per_hour: their price in all; None makes costs unknown."""
         if now > self._since:
             self.nodes.append((self._since, now, nodes * (now - self._since)))
             if usd_per_hour is None:
@@ -158,7 +158,7 @@ class JobRecord:
         return max(0.0, whole - sum(seconds for _, seconds in self.pauses))
 
     def stepped(self, since: float, until: float, steps: int, new: int) -> None:
-        """Record the steps from `since` to `until`; the last `new` were done for the first time, none if `new` < 0."""
+        """Record `steps` steps from `since` to `until`. new: how many of them ran for the first time (0 if < 0)."""
         self.steps.append((since, until, max(0, new)))
         self.redone += (until - since) * (steps - max(0, new)) / steps
 
@@ -181,9 +181,9 @@ class JobRecord:
 
 
 def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
-    """Return the hours at the ends of the longest run's bins, and for each a field's mean over the runs that reach it.
+    """Return the longest run's bin ends in hours, and for each bin the mean of field `name` over the runs.
 
-    Cumulative values are averaged over all runs, with their final value after a run's end.
+    A run counts until its end; in the cumulative fields (SO_FAR) its final value counts afterwards, too.
     """
     longest = max(runs, key=lambda series: series.hours[-1])
     values = []
@@ -209,6 +209,6 @@ def _binned(spans: Sequence[Span], width: float) -> list[float]:
 
 
 def _counted(times: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:
-    """Return for each edge how many of `times` are at or before it."""
+    """Return the number of `times` at or before each edge."""
     ordered = sorted(times)
     return tuple(bisect_right(ordered, edge * (1 + 1e-12)) for edge in edges)

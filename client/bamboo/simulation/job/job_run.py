@@ -74,7 +74,7 @@ class JobRun:
 def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
     """Simulate a run and return its result. Raises SimulationError if the job cannot be simulated.
 
-    say: called with a line for each event. model: another run's step model of this job and profile, for reuse.
+    say: called with a line for each event. model: a result of `model_of` for the same job and profile, to reuse.
     """
     return _Simulation(_simplified(run), model or model_of(run), say).run()
 
@@ -86,7 +86,7 @@ def model_of(run: JobRun) -> StepModel:
 
 
 def _simplified(run: JobRun) -> JobRun:
-    """Return the run without ignored settings, such as evaluation, and with a profile scaled to its microbatch size."""
+    """Drop settings that a simulation ignores, such as evaluation, and scale the profile to the microbatch size."""
     training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None, deterministic=False)
     checkpoint = run.spec.checkpoint and replace(run.spec.checkpoint, keep_best=False)
     spec = replace(run.spec, training=training, checkpoint=checkpoint)
@@ -102,7 +102,7 @@ class _SimulatedWorker:
 
 
 class _Simulation:
-    """One run in virtual time, which feeds events to the coordinator and executes its commands."""
+    """A simulation of one run, which passes events to the coordinator and executes its commands in virtual time."""
 
     def __init__(self, run: JobRun, model: StepModel, say: Callable[[str], None] | None) -> None:
         self._run, self._spec, self._model, self._say = run, run.spec, model, say
@@ -129,8 +129,8 @@ class _Simulation:
         )
 
     def _usual_step(self) -> float:
-        """Return the seconds of an undisturbed step on the whole grid, or on the fastest that an elastic job may have.
-        Raises SimulationError if no elastic grid fits into memory, or the model's layers do not fit the fixed grid.
+        """Return the seconds of an undisturbed step on the fixed grid, or on the fastest grid of an elastic job.
+        Raises SimulationError if no elastic grid fits in memory, or the layers cannot be split for the fixed grid.
         """
         spec, profile = self._spec, self._run.profile
         if spec.elastic:
@@ -211,9 +211,9 @@ class _Simulation:
         self._coordinate(Tick())
 
     def _most_steps(self) -> int:
-        """Return the number of steps that may be done before the coordinator hears of the next commit.
+        """Return how many steps may run before one must be reported to the coordinator, at least 1.
 
-        It must hear in time to request the next checkpoint. UNKNOWN_STEPS if there will be none.
+        The report must come in time to request the next checkpoint. UNKNOWN_STEPS if no checkpoint will follow.
         """
         at = next_one(self._state)
         return UNKNOWN_STEPS if at is None else max(1, at - AHEAD_STEPS - self._training.step)
@@ -290,14 +290,14 @@ class _Simulation:
     # nodes and workers
 
     def _pay(self) -> None:
-        """Record the cost since the last call, look up the present prices, and reschedule the end of the budget."""
+        """Record the cost since the last call, fetch and report the current prices, and reschedule the budget's end."""
         self._record.paid(self._clock.now, *self._paid)
         self._paid = self._supply.used, self._supply.usd_per_hour(self._clock.now)
         self._clock.after(0.0, self._tell_prices)
         self._end_when_spent()
 
     def _end_when_spent(self) -> None:
-        """Reschedule the end of the budget; only cancel it if no limit on money applies or the cost is 0 or unknown."""
+        """Cancel the budget's end; reschedule it if a money limit applies and the cost is known and above 0."""
         budget, per_hour = self._spec.budget, self._paid[1]
         self._spending.cancel()
         if not self._run.heeds_money or budget is None or budget.money is None or not per_hour:

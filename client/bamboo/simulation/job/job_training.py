@@ -1,7 +1,7 @@
 """The workers of a simulated job in virtual time: steps, plans, states and checkpoints.
 
-They follow real workers in what takes time: a plan takes effect at once or with a commit, the workers that take over a
-lost owner's stages complete the step, and a replica holds a state only once it is copied.
+As with real workers, a plan takes effect at once or with a commit, the workers that take over a lost owner's stages
+complete the step, and a replica holds a state only once it is copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ Tell = Callable[[WorkerId, protocol.Message], None]
 class SimulatedTraining:
     """The training of a simulated job, step by step.
 
-    tell: sends a worker's message to the coordinator. most: returns how many steps may be done before the next report.
+    tell: sends a worker's message to the coordinator. most: returns how many steps may run before the next report.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SimulatedTraining:
     # plans
 
     def plan_arrived(self, plan: Plan) -> None:
-        """Adopt a plan that has reached its workers, now or at the end of a step (its boundary); ignore old plans."""
+        """Adopt a plan that reached its workers; a boundary plan waits for the step's end. Ignore outdated plans."""
         newest = self._pending or self.plan
         if newest is not None and plan.epoch <= newest.epoch:
             return
@@ -87,7 +87,7 @@ class SimulatedTraining:
             self._switch(plan)
 
     def _begin_anew(self, plan: Plan) -> None:
-        """Load the plan's state into all workers; training goes on once all owners have it."""
+        """Stop training, load the plan's initial state into all workers, and resume once all owners have it."""
         self._stop()
         self.plan, self._pending, self._carried, self._wish = plan, None, None, None
         if not plan.moved or self._cut_state != plan.restore:
@@ -101,7 +101,7 @@ class SimulatedTraining:
         self._clock.after(max(times[worker] for worker in owners), partial(self._started, plan))
 
     def _started(self, plan: Plan) -> None:
-        """Begin training, since all owners have the plan's initial state. Ignore a plan whose origin is outdated."""
+        """Begin training from the plan's initial state, which all owners have now. Ignore a plan of outdated origin."""
         current = self.plan
         if current is None or current.origin != plan.origin:
             return
@@ -142,7 +142,7 @@ class SimulatedTraining:
                     self._tell(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
 
     def _switch(self, plan: Plan) -> None:
-        """Follow a plan at once: new owners of cells repeat the work of this step."""
+        """Follow a plan at once. If a step is in progress, new owners of cells repeat the cells' work in it."""
         before, now = self.plan, self._clock.now
         assert before is not None
         self._pending = None
@@ -262,7 +262,7 @@ class SimulatedTraining:
             self._say_times(plan)
 
     def _committed(self, steps: int) -> None:
-        """Commit the steps that end now; then go on, cut or finish. The coordinator hears only of the last step."""
+        """Commit the `steps` steps that end now, report only the last one, then begin the next step, cut or finish."""
         plan, now = self._current_plan, self._clock.now
         self._record.sent(self._since, now, self._step_traffic(plan) * steps)
         new = self.step + steps - max(self._furthest, self.step)
@@ -297,7 +297,7 @@ class SimulatedTraining:
             self._begin()
 
     def _is_new(self, plan: Plan) -> bool:
-        """Note an elastic job's new grid; return whether it is in its first LEARNING_STEPS steps. Fixed grid: False."""
+        """Return whether an elastic job's grid is in its first LEARNING_STEPS steps, and record when a grid is new."""
         if not self._spec.elastic:
             return False
         ran = plan.stages, plan.target.pipelines, plan.target.schedule
@@ -319,7 +319,7 @@ class SimulatedTraining:
             self._answer(plan.at(cell).owner, protocol.Heartbeat(step=self.step, times=(times,)))
 
     def _step_traffic(self, plan: Plan) -> float:
-        """Return the bytes of one step that cross zones in the layout in force, cached while the plan stays."""
+        """Return the bytes of one step that cross zones, cached until the plan or the layout in force changes."""
         key = plan.epoch, self._generation
         if self._counted[0] != key:
             layout = next(one for one in plan.layouts if one.generation == self._generation)
@@ -327,7 +327,7 @@ class SimulatedTraining:
         return self._counted[1]
 
     def _send(self, plan: Plan, transfers: list[Transfer]) -> None:
-        """Record the bytes that cross zones in these transfers, all at this moment. plan: names the workers' zones."""
+        """Record the bytes of these transfers that cross zones, as sent now. plan: gives the workers' zones."""
         zones = {peer.worker: peer.zone for peer in plan.workers}
         self._record.sent(self._clock.now, self._clock.now, crossing(transfers, zones))
 
@@ -366,13 +366,13 @@ class SimulatedTraining:
             self._wish = wish if wish.at <= self._spec.training.steps else None
 
     def hold(self, cut: CheckpointId) -> None:
-        """Give up the step in progress; workers keep the state before it (a cut). Ignore a repeated or outdated cut."""
+        """Abandon the step in progress and cut at the state before it. Ignore a repeated or outdated cut."""
         if self.step == cut.step and self._cut_state != cut:
             self._stop()
             self._cut(self._current_plan, cut)
 
     def _carry(self, plan: Plan) -> tuple[tuple[int, CheckpointId] | None, bool]:
-        """Begin a due checkpoint. Return (its request's number, checkpoint) or None, and whether it is a cut."""
+        """Begin a checkpoint if it is due. Return (request number, checkpoint) or None, and whether it is a cut."""
         wish = self._wish
         if wish is None or self.step < wish.at:
             return None, False
@@ -384,7 +384,7 @@ class SimulatedTraining:
         return self._carried, wish.hold
 
     def _write(self, plan: Plan, writers: tuple[tuple[WorkerId, ...], ...], checkpoint: CheckpointId) -> None:
-        """Let each writer hold copies of its layers at once, and write them while training goes on."""
+        """Let each writer copy its layers at once, and write the copies to the store while training goes on."""
         layers: dict[WorkerId, list[int]] = {}
         for stage, mine in enumerate(writers):
             for worker in mine:

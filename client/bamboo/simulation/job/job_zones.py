@@ -21,7 +21,7 @@ NODE_TERMS: Final = (  # their path in a pod's spec
 
 
 def named_zones(spec: JobSpec) -> tuple[str, ...]:
-    """Return all zones that pod templates require by nodeSelector, else nodeAffinity (In); () if any requires none."""
+    """Return the zones that templates require by nodeSelector, else nodeAffinity (In); () if a pool requires none."""
     found = [_named_zones(spec, pool) for pool in spec.node_pools or (None,)]
     return tuple(dict.fromkeys(zone for zones in found for zone in zones)) if all(found) else ()
 
@@ -34,12 +34,12 @@ def _named_zones(spec: JobSpec, pool: NodePool | None) -> list[str]:
 
 
 def zone_allowed(spec: JobSpec, zone: str) -> bool:
-    """Return whether a pod of the job may be in that zone. An unknown zone ("") is assumed to be allowed."""
+    """Return whether a pod of the job may be in the zone. An unknown zone ("") is assumed to be allowed."""
     return any(pool_allows(spec, pool, zone) for pool in spec.node_pools or (None,))
 
 
 def pool_allows(spec: JobSpec, pool: NodePool | None, zone: str) -> bool:
-    """Return whether a pod of the pool may be in the zone; "" is allowed. pool: None for a job without pools."""
+    """Return whether a pod of the pool may be in the zone; True if unknown (""). pool: None for a job without pools."""
     selected, terms = _selected(spec, pool), node_terms(spec, pool)
     if not zone:
         return True
@@ -67,9 +67,9 @@ def allowed_zones(spec: JobSpec, zones: Iterable[str]) -> tuple[str, ...]:
 
 
 def wanted_zones(spec: JobSpec, given: str | None, default: Sequence[str]) -> tuple[str, ...]:
-    """Return the allowed zones among those in `given` (of --zones), else in the job's templates, else in `default`.
+    """Return the zones of --zones, else of the job's templates, else `default`; zones that the job forbids are dropped.
 
-    Raises SimulationError if the job may be in none of them.
+    given: the value of --zones, separated by commas; None if unset. Raises SimulationError if all are forbidden.
     """
     zones = () if given is None else tuple(zone.strip() for zone in given.split(","))
     return allowed_zones(spec, zones or named_zones(spec) or default)
@@ -84,8 +84,8 @@ def listed(zones: Iterable[str]) -> str:
 def made_up(generation: Generation, spec: JobSpec, seed: int) -> Trace:
     """Generate a trace of as many nodes as the job wants, in the zones where its pods would be.
 
-    Interleave uses all zones, SingleZone the first, ZonePerPipeline one for each pipeline, but each seed begins
-    at another zone, as a scheduler's choice varies. Raises SimulationError if no zone is allowed; see also `generate`.
+    Interleave uses all allowed zones, SingleZone the first, ZonePerPipeline one per pipeline, beginning at a zone that
+    varies with the seed, as a scheduler's choice does. Raises SimulationError if no zone is allowed; see `generate`.
     """
     zones = allowed_zones(spec, generation.zones)
     if not pod_spread(spec).packs:
@@ -120,7 +120,7 @@ def _selected(spec: JobSpec, pool: NodePool | None) -> Any:
 
 
 def node_terms(spec: JobSpec, pool: NodePool | None = None) -> tuple[Mapping[str, Any], ...]:
-    """Return the terms of a pod's required node affinity, alternatives to each other; () if it has none.
+    """Return the alternative terms of a pod's required node affinity; () if it has none.
 
     A pool's template takes precedence over `worker.template`.
     """
@@ -134,7 +134,7 @@ def node_terms(spec: JobSpec, pool: NodePool | None = None) -> tuple[Mapping[str
 
 
 def _about(term: Mapping[str, Any], operator: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the expressions on the zone label in a node selector term. operator: In or NotIn."""
+    """Yield a node selector term's expressions on the zone label with this operator (In or NotIn)."""
     for one in term.get("matchExpressions") or ():
         if one.get("key") == names.LABEL_ZONE and one.get("operator") == operator:
             yield one

@@ -1,6 +1,6 @@
 """The nodes of a simulated job and their prices: spot nodes come and go by a trace, on-demand nodes stay.
 
-It has no clock; the run passes in the time.
+The supply has no clock; its caller passes the time in seconds.
 """
 
 from bisect import bisect_right
@@ -32,10 +32,10 @@ def _money(price: float | None) -> Decimal | None:
 
 
 class NodeSupply:
-    """The nodes that a simulated job gets, as a scheduler places the operator's pods (`spread`, zones in templates).
+    """A supply of nodes, which places workers as a scheduler places the operator's pods (`spread`, templates' zones).
 
-    Spot pools are tried in order; their templates' zones decide which nodes are theirs. If a node holds several
-    workers, nodes in use are filled first. price: USD per hour of a spot node, in place of any other price.
+    Spot pools are tried in order; a pool uses nodes in the zones that its template allows. If a node holds several
+    workers, nodes in use are filled first. price: USD per hour of a spot node, which overrides all other spot prices.
     """
 
     def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
@@ -77,7 +77,7 @@ class NodeSupply:
         return used
 
     def take(self) -> SimulatedNode | None:
-        """Place a worker on a spot node by pool, zone and age; return the node, None if no node is suitable."""
+        """Place a worker on the best spot node by pool, zone and age. Return the node, or None if none is suitable."""
         return next((node for pool in self.spot if (node := self._take_of(pool)) is not None), None)
 
     def _take_of(self, pool: NodePool) -> SimulatedNode | None:
@@ -121,7 +121,7 @@ class NodeSupply:
         return node
 
     def _groups(self) -> Iterable[int]:
-        """Return the zone groups that lack workers, smallest first, else the smallest; (0,) without ZonePerPipeline."""
+        """Return groups that lack workers, smallest first; if none does, the smallest; (0,) without ZonePerPipeline."""
         if self._spread is not SpreadPolicy.ZONE_PER_PIPELINE:
             return (0,)
         sizes: Counter[int] = Counter()
@@ -131,7 +131,7 @@ class NodeSupply:
         return [group for group in groups if sizes[group] < self._most_of_group[group]] or groups[:1]
 
     def _allowed(self, group: int, free: Counter[str]) -> list[str]:
-        """Return the zones in which the group's next node may be, the best first. free: number of nodes by zone."""
+        """Return the zones allowed for the group's next node, best first. free: the number of unused nodes by zone."""
         used = Counter(node.zone for node in self._used.values())
         if self._spread is SpreadPolicy.INTERLEAVE:
             return sorted(free, key=lambda zone: used[zone])
@@ -140,7 +140,7 @@ class NodeSupply:
         return sorted(free, key=lambda zone: (used[zone] > 0, -free[zone]))
 
     def take_on_demand(self, waited: float) -> SimulatedNode | None:
-        """Place a worker on a node of the first on-demand pool that is due and not full; return the node, else None.
+        """Place a worker on a node of the first on-demand pool that is due and not full. Return the node, or None.
 
         waited: seconds since the worker was requested.
         """
@@ -157,7 +157,7 @@ class NodeSupply:
         return None
 
     def release(self, name: str) -> None:
-        """Remove a worker from a node. An empty node is unused; a spot node without a notice may be taken again."""
+        """Remove a worker from a node. An empty node is no longer paid; a spot node without notice can be reused."""
         self._workers[name] -= 1
         if self._workers[name] <= 0:
             del self._workers[name]
@@ -181,12 +181,12 @@ class NodeSupply:
         return total
 
     def worker_prices(self, now: float) -> dict[str, float]:
-        """Return a worker's price in USD per hour on each used node, by node, without nodes of unknown price."""
+        """Return the USD per hour of one worker on each used node, by node name, without nodes of unknown price."""
         prices = {name: self._price_of(node, now) for name, node in self._used.items()}
         return {name: price / self._room for name, price in prices.items() if price is not None}
 
     def next_prices(self, now: float) -> tuple[tuple[float, int], ...]:
-        """Return (a worker's USD per hour, number of further workers) of the next priced pools, in order of supply."""
+        """Return (USD per hour of a worker, number of further workers) of pools with price and room, next one first."""
         counts = Counter[str]()
         for node in self._used.values():
             counts[node.pool.name if node.pool else node.spot] += self._workers[node.name]
@@ -199,7 +199,7 @@ class NodeSupply:
         return tuple((price / self._room, count) for price, count in priced)
 
     def next_spot_price(self, pool: NodePool, now: float) -> float | None:
-        """Return a node's median USD per hour over the pool's zones with free nodes, else over all; None if unknown."""
+        """Return the pool's median USD per node-hour in zones with free nodes, else in all zones; None if unknown."""
         zones = [node.zone for node in self._free(pool)] or [zone for zone in self._zones if self._allows(pool, zone)]
         prices = [
             self._price_of(SimulatedNode(name="", zone=zone, spot=pool.name), now) for zone in dict.fromkeys(zones)

@@ -45,7 +45,7 @@ class VirtualClock:
         return self._queue[0][0] if self._queue else math.inf
 
     def advance(self) -> bool:
-        """Run the next action. Return False if there is none."""
+        """Set the clock to the next action's time and run it. Return False if there is none."""
         while self._queue:
             moment, _, timer = heapq.heappop(self._queue)
             if timer.action is not None:

@@ -1,7 +1,7 @@
 """The traffic of a job's workers between zones, and its price. Pure.
 
-Most clouds bill traffic between the zones of a region, and none within a zone. The bytes are those of the data plane's
-frames (docs/design/data-plane.md) without headers, computed from a profile's sizes.
+Most clouds bill traffic between the zones of a region, but not within a zone. This module counts the bytes of the data
+plane's frames (docs/design/data-plane.md) without headers, computed from a profile's sizes.
 """
 
 from collections import Counter, defaultdict
@@ -23,8 +23,8 @@ ZONE_TRAFFIC_PRICE: Final = 0.01
 class TrafficKind(StrEnum):
     """The kinds of traffic between workers.
 
-    boundaries: activations and their gradients. reduction: sums of gradients, between pipelines, from workers that run
-    a cell's portions to its owner, and to a worker that keeps copies. replicas: final gradients. states: of stages.
+    boundaries: activations and their gradients. reduction: sums of gradients for other pipelines, for the owner of a
+    cell with portions, or for a worker that keeps copies. replicas: final gradients. states: states of stages.
     """
 
     BOUNDARIES = "boundaries"
@@ -34,7 +34,7 @@ class TrafficKind(StrEnum):
 
 
 class Transfer(NamedTuple):
-    """Data sent from one worker to another. size: bytes, each time."""
+    """Data that one worker sends to another `times` times. size: bytes each time."""
 
     kind: TrafficKind
     sender: WorkerId
@@ -46,9 +46,9 @@ class Transfer(NamedTuple):
 def step_traffic(plan: Plan, layout: Layout, profile: ModelProfile) -> float:
     """Return the bytes of one undisturbed step that cross zones. profile: scaled to the job's microbatches.
 
-    Workers without a known zone count as in one zone. Small or rare traffic is ignored: headers, tied parameters,
-    running buffers, evaluation, and repetitions after a loss. Traffic with the store, which has no zone, is ignored,
-    too.
+    Workers of unknown zone count as being in one common zone. Small or rare traffic is ignored: headers, tied
+    parameters, running buffers, evaluation, and repetitions after a loss. Traffic with the store is ignored, too,
+    since the store has no zone.
     """
     zones = {peer.worker: peer.zone for peer in plan.workers}
     return crossing(step_transfers(plan, layout, profile, zones), zones)
@@ -62,8 +62,8 @@ def step_transfers(
 ) -> Iterator[Transfer]:
     """Yield the transfers of one undisturbed step, between different workers.
 
-    zones: the zone of each worker. If given, the transfers of a reduction to one zone are combined into one, since
-    their number grows with the square of the pipelines.
+    zones: the zone of each worker. If given, an owner's reduction transfers to the same zone are combined, since their
+    number grows with the square of the number of pipelines.
     """
     receivers = [_receivers(plan, layout, stage, zones) for stage in range(len(plan.stages))]
     parts = [profile.layers[first:end] for first, end in plan.stages]
@@ -87,14 +87,14 @@ def step_transfers(
 
 
 def crossing(transfers: Iterable[Transfer], zones: Mapping[WorkerId, str]) -> float:
-    """Return the bytes that workers send to workers in other zones. zones: by worker."""
+    """Return the bytes of the transfers between different zones. zones: the zone of each worker."""
     return sum(one.size * one.times for one in transfers if zones.get(one.sender, "") != zones.get(one.receiver, ""))
 
 
 def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterator[Transfer]:
-    """Yield the transfers between a cell and the next one, if there is one: outputs, and their gradients back.
+    """Yield the transfers between a cell and its pipeline's next cell, if any: outputs, and their gradients back.
 
-    size: bytes of a step's outputs. trained: whether the cell, or a stage before it, has trained parameters.
+    size: bytes of a step's outputs. trained: whether the cell's stage or an earlier one has trained parameters.
     """
     if cell.stage == len(plan.stages) - 1:
         return
@@ -113,14 +113,14 @@ def _replicas(plan: Plan, cell: Cell, profile: ModelProfile) -> Iterator[Transfe
 
 
 def _finished_groups(plan: Plan, layout: Layout, cell: Cell, gradients: float) -> Iterator[Transfer]:
-    """Yield the transfers of finished sums of gradient groups, all but the last, to the worker that keeps them."""
+    """Yield the transfers of finished group sums, except the last, to the worker that keeps copies, if there is one."""
     share, receiver = layout.shares[cell.pipeline], keeper(plan, cell)
     if receiver is not None and share.end - share.first > 1:
         yield Transfer(TrafficKind.REDUCTION, plan.at(cell).owner, receiver, gradients, share.end - share.first - 1)
 
 
 def _receivers(plan: Plan, layout: Layout, stage: int, zones: Mapping[WorkerId, str] | None) -> list[Counter[WorkerId]]:
-    """Count the pipelines in which each worker owns the stage: a counter per owner, or with `zones` per zone."""
+    """Count the pipelines in which each worker owns the stage. Return one counter per owner, or per zone if given."""
     owners = defaultdict[str, Counter[WorkerId]](Counter)
     for pipeline in range(layout.pipelines):
         owner = plan.at(Cell(pipeline, stage)).owner
@@ -151,5 +151,5 @@ def _reduction(
 
 
 def traffic_usd(billed: float, price: float = ZONE_TRAFFIC_PRICE) -> float:
-    """Return the USD for bytes that cross zones. price: USD per GB, in each direction."""
+    """Return the USD for `billed` bytes that cross zones. price: USD per GB, billed to sender and receiver."""
     return billed / GB * 2 * price

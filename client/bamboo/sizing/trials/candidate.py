@@ -56,7 +56,7 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
 def edits(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
     """Return the values to change in the job's manifest so that it describes the candidate, by path.
 
-    Stages or pipelines that the coordinator chooses stay open; the grid's size sets maxWorkers and caps minWorkers.
+    Stages or pipelines that the coordinator chooses stay open; an elastic grid's size sets maxWorkers, caps minWorkers.
     """
     topology, elastic = spec.topology, spec.elastic
     wanted: dict[Path, tuple[Any, Any]] = {
@@ -97,7 +97,7 @@ def on_its_grid(candidate: Candidate, spec: JobSpec) -> JobSpec:
 
 
 def edited(document: Mapping[str, Any], changes: Edits) -> dict[str, Any]:
-    """Return a copy of the manifest with these values; missing objects are added."""
+    """Return a copy of the manifest with these values set; missing objects on their paths are added."""
     found = deepcopy(dict(document))
     for path, value in changes.items():
         inner: Any = found

@@ -55,7 +55,7 @@ class Assessment:
         return statistics.stdev(values)
 
     def sure(self, name: str) -> float:
-        """Return the value that 95 of 100 runs do not exceed, for a normal distribution. name: hours or usd."""
+        """Return the hours or USD that 95 of 100 runs do not exceed, if normally distributed. name: hours or usd."""
         return float(getattr(self, name)) + SURE * self.deviation(name)
 
     def mean(self, name: str) -> float:
@@ -85,8 +85,8 @@ def simulate_trial(world: World, candidate: Candidate) -> Assessment:
 def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: float) -> TrialOutcome:
     """Return the outcome of a simulated run, with the rest of the job extrapolated.
 
-    ended: why the job ended early; "" if it did not. training: the whole job's. settled: hours after which nodes no
-    longer depend on the start: only the pace of later steps counts, if at least LEAST_LATE_STEPS follow. 0: ignored.
+    ended: why the job ended early; "" if it did not. training: of the whole job. settled: hours until the nodes no
+    longer depend on the start. Only later steps set the pace if there are LEAST_LATE_STEPS. 0: all steps set it.
     """
     figures = result.figures
     if ended or not figures.steps:

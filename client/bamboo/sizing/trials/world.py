@@ -40,7 +40,7 @@ class MachineKind:
 @dataclass(frozen=True, kw_only=True)
 class Market:
     """A supply of spot nodes in the job's zones: a recorded trace, or settings for generated nodes.
-    A run's seed chooses where to begin in the recording, or how to generate the nodes.
+    A run's seed selects a window of the recording, or seeds the generation.
     """
 
     recording: Trace | None = None
@@ -83,7 +83,7 @@ class Market:
 
     @cached_property
     def _nodes_recorded(self) -> tuple[tuple[float, int], ...]:
-        """The (share of time, number of nodes) for each number of nodes that the recording has at some time."""
+        """The share of the recording's time with each number of nodes, as pairs (share, nodes)."""
         assert self.recording is not None
         steps, end = nodes_over_time(self.recording), self.recording.duration
         times: dict[int, float] = {}
@@ -128,8 +128,8 @@ class World:
         return self.spec.training.steps
 
     def spot_usd(self, machine: str) -> float:
-        """Return the mean USD per hour of a spot node, from the recording, else the profile, else the job's pools; 1 if
-        all are unknown.
+        """Return the mean USD per hour of a spot node: from the recording, else the profile, else the job's pools.
+        Return 1 if none has a price. A price file's prices are in the profile.
         """
         figures, prices = self.market.figures, self.machines[machine].profile.prices
         if figures is not None and figures.usd_per_hour is not None:
@@ -141,7 +141,7 @@ class World:
     def on_demand_usd(self, machine: str) -> float | None:
         """Return the USD per hour of an on-demand node; None if unknown, or if the price file names only a spot price.
 
-        The price is that of the price file or the profile, else of the job's first on-demand pool with a price.
+        The price comes from the price file or the profile, else from the job's first on-demand pool with a price.
         """
         kind = self.machines[machine]
         if kind.price is not None and kind.price.on_demand is None:
@@ -174,7 +174,7 @@ class World:
 
 
 def machine_of(profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
-    """Return a machine with prices of `price`, else the profile; an unknown on-demand price becomes the spot price."""
+    """Return a machine with the prices of `price`, if any; onDemand defaults to the profile's, else the spot price."""
     if price is not None:
         usual = profile.prices.on_demand if profile.prices else price.spot
         known = ProfilePrices(spot=price.spot, on_demand=usual if price.on_demand is None else price.on_demand)
