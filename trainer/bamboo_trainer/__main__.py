@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def _grace(text: str | None) -> float:
-    """Return the grace period in seconds; GRACE_SECONDS if `text` is None. Raises ValueError unless it is digits."""
+    """Parse the grace period in seconds; None gives GRACE_SECONDS. Raises ValueError unless `text` is all digits."""
     if text is None:
         return GRACE_SECONDS
     if not text.isdecimal():

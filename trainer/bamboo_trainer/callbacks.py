@@ -33,7 +33,7 @@ class Callback:
         """Handle a durable checkpoint of the state after `step` steps."""
 
     def on_disruption(self, event: EventRecord) -> None:
-        """Handle a notice to a worker, its loss, end or leaving, a takeover, or a return to a checkpoint (`reason`)."""
+        """Handle a worker's notice, loss, end or leaving, a takeover, or a restore's start or end (`event.reason`)."""
 
     def on_end(self, steps: int) -> None:
         """Handle the end of a complete training, after `steps` steps; not called if a job fails or is suspended."""

@@ -1,5 +1,5 @@
-"""Checks of a job's task for `bamboo validate --load` and `bamboo submit`: whether it loads, and what it needs. This
-module also counts a task's layers, for simulations.
+"""Checks of a job's task for `bamboo validate --load` and `bamboo submit`: errors, stages and memory. This module also
+counts a task's layers, for simulations.
 """
 
 from collections.abc import Callable
@@ -25,18 +25,18 @@ from bamboo_trainer.worker.loggers import loggers_of
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """Load and try a manifest's task without training; return its sizes as JSON values, or {"problem": one sentence}.
 
-    initial: sentences about task.initialFrom. layers, parameters: how many there are. stages: each stage's first
-    layer, last layer and number of parameters; if the coordinator chooses the number of stages (`chosen`), for the most
-    stages possible. devices: the number per worker. calm: the stage whose worker needs the most memory while no
-    worker is lost, and its bytes by kind on one device. taken_over: the same, perhaps of another stage, if workers also
-    run the stages of `neighbours` lost neighbours. Raises ValueError for an invalid manifest.
+    initial: lines about task.initialFrom. layers, parameters: their numbers; tied ones count once. stages: each stage's
+    first layer, last layer and number of parameters; if the coordinator chooses the number of stages (`chosen`), for
+    the most stages possible. devices: the number per worker. calm: the stage whose worker needs the most memory while
+    no worker is lost, and its bytes by kind on one device. taken_over: the same, perhaps of another stage, if workers
+    also run stages of `neighbours` lost neighbours. Raises ValueError for an invalid manifest.
     """
     spec = parse_manifest(manifest)
     return result_or_problem(lambda: _check(spec))
 
 
 def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Count the layers of a manifest's task; return {"layers": number} or {"problem": one sentence}. Build no layer."""
+    """Count a task's layers without building them; return {"layers": int} or {"problem": text}. Raises ValueError."""
     spec = parse_manifest(manifest)
     return result_or_problem(lambda: {"layers": len(task_of(spec).layers)})
 

@@ -131,7 +131,7 @@ def is_of_microbatch(address: Address) -> bool:
 
 
 class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The payload of a frame of tensors, or of REPEAT: gradient flags, a loss's weight, and `Frame.again`."""
+    """The optional payload of boundary frames, gradient frames and REPEAT: gradient flags, loss weight, `again`."""
 
     # of each floating point tensor that crosses a boundary, whether it needs a gradient, or has one; empty: all do
     gradients: tuple[bool, ...] = ()
@@ -187,7 +187,7 @@ Sums = Annotated[dict[str, tuple[Terms, Terms]], msgspec.Meta(max_length=MOST_ME
 
 
 class RefusedFrame(ValueError):
-    """Raised for a frame that violates the form of its kind. The worker drops the frame and keeps the link."""
+    """Error because a frame violates the form of its kind. The worker drops the frame and keeps the link."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -125,8 +125,8 @@ class SplitModule:
     # the positions' tensors
 
     def _owners(self, base: Recording) -> dict[int, list[_Slot]]:
-        """Return the names of the tensors at each position (see `split.recording`): a block's own tensors, those that
-        the model's code outside of blocks uses, and unused ones at the last position with such code. Raises CannotSplit
+        """Return the slots of the tensors at each position (see `split.recording`): a block's tensors, and the tensors
+        that code outside of blocks uses. Unused tensors belong to the last position with such code. Raises CannotSplit
         if such code uses a tensor that only a block has.
         """
         places: dict[int, list[_Slot]] = {position: [] for position in self.route.positions}
@@ -353,7 +353,7 @@ def from_module(
     task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and the
       metrics of `evaluation`, are called with the arguments of the loss.
 
-    Raises ValueError if the model cannot be split, in a sentence with the reason.
+    Raises TaskError, a ValueError, if the model cannot be split or the dataset is invalid; the text is one sentence.
     """
     split = SplitModule(
         make, blocks, example_of(dataset), call or (partial(_by_name, tuple(inputs)) if inputs else None), read
@@ -401,7 +401,7 @@ def _by_name(names: Sequence[str], model: nn.Module, inputs: Sequence[Tensor]) -
 
 
 def _metrics(metrics: Any, form: Form) -> Any:
-    """Return metrics that are called like the loss. Invalid ones stay, for the task's checks to name."""
+    """Wrap metrics so that they are called like the loss. Keep invalid ones: the task's checks report them."""
     if not isinstance(metrics, Mapping):
         return metrics
     return {
@@ -410,6 +410,6 @@ def _metrics(metrics: Any, form: Form) -> Any:
 
 
 def _as_returned(function: Callable[[Any, Parts], Any], form: Form, outputs: Parts, targets: Parts) -> Any:
-    """Call a loss or a metric with the model's result in its own form; a single tensor becomes a tuple."""
+    """Call a loss or a metric with the model's result, rebuilt in its form; a single tensor becomes a tuple."""
     returned = put_together(form, outputs)
     return function((returned,) if isinstance(returned, Tensor) else returned, targets)

@@ -112,8 +112,8 @@ def tensorboard(folder: str = "") -> MakeLogger:
 
 
 class _TensorBoard(Logger):
-    """A writer of event files. It begins a new file each time that steps are repeated; TensorBoard then forgets these
-    steps and later ones of earlier files.
+    """A writer of event files. Each time that steps are repeated, it begins a new file; TensorBoard then ignores these
+    and later steps in earlier files.
     """
 
     def __init__(self, folder: str, facts: LoggerFacts) -> None:

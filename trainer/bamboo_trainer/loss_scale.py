@@ -29,7 +29,7 @@ class LossScale:
             raise ValueError(f"the loss scale must be a power of two, got {self.scale!r}")
 
     def after(self, *, finite: bool) -> "LossScale":
-        """Return the next step's scale. finite: all gradients of this step are finite."""
+        """Return the scale after one more step. finite: all gradients of that step are finite."""
         if not finite:
             return LossScale(max(self.scale * BACKOFF, SMALLEST))
         if self.good + 1 < GROWTH_INTERVAL:

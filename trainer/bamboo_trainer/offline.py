@@ -1,7 +1,7 @@
-"""The processes of `bamboo export` and `bamboo tokenize`: the `bamboo` command itself needs no torch.
+"""The child processes of `bamboo export` and `bamboo tokenize`, since the `bamboo` command itself runs without torch.
 
-`python -m bamboo_trainer.offline NAME JSON ARGUMENT...` calls the function of that name with these arguments and the
-JSON object's keyword arguments, and prints its result.
+`python -m bamboo_trainer.offline NAME JSON ARGUMENT...` calls the function of that name with these arguments and, as
+keyword arguments, the items of the JSON object. It prints the function's result.
 """
 
 import json
@@ -27,8 +27,8 @@ LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on 
 
 
 class ProgressLine:
-    """Progress on standard error: one changing line on a terminal, elsewhere a new line every few seconds. text: takes
-    (amount done, amount in total), and returns the line.
+    """Printer of progress to standard error: one changing line on a terminal, elsewhere a new line every few seconds.
+    text: takes (amount done, amount in total), and returns the line.
     """
 
     def __init__(self, text: Callable[[int, int], str]) -> None:
@@ -84,7 +84,7 @@ def tokenize(
     force: bool = False,
     quiet: bool = False,
 ) -> str:
-    """Tokenize text files and folders; return a summary. pattern: patterns of names in folders. Raises ValueError."""
+    """Tokenize text files and folders; return a summary. pattern: globs for files in folders. Raises ValueError."""
     path = Path(output)
     if shard is None and path.suffix != SUFFIX:
         raise ValueError(f"--output {path}: expected a file NAME{SUFFIX}, or with --shard a folder's name")
@@ -122,7 +122,7 @@ def main(name: str, options: str, *arguments: str) -> int:
 
 
 def _interrupt(*_: object) -> None:
-    """Raise SystemExit, so that unfinished output is removed. Ignore the parent's second signal after Ctrl-C."""
+    """Raise SystemExit, to remove unfinished output. Ignore later signals: after Ctrl-C the parent sends another."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(EXIT_INTERRUPTED)

@@ -10,8 +10,8 @@ Part = tuple[Callable[[list[nn.Parameter]], torch.optim.Optimizer], Iterable[nn.
 
 
 class Combined(torch.optim.Optimizer):
-    """An optimizer of several parts, which keeps their state in its own `state`, so that their state is copied, checked
-    and saved like one optimizer's.
+    """An optimizer made of several optimizers. It keeps their state in its own `state`, so that the state is copied,
+    checked and saved like one optimizer's.
     """
 
     def __init__(self, parts: Iterable[Part], *, lr: float) -> None:
@@ -30,6 +30,6 @@ class Combined(torch.optim.Optimizer):
             part.state = self.state
 
     def step(self, closure: Any = None) -> Any:
-        """Take a step with each part; return None. closure: unused, as the gradients are set."""
+        """Take a step with each part; return None. closure: ignored, since the gradients are already computed."""
         for part in self.parts:
             part.step()

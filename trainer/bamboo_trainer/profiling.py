@@ -1,12 +1,12 @@
 """Profiles of layers for `bamboo profile`: times measured on this machine's device, or work counted for another GPU.
 
-`profile` measures one layer after the other, each again until its median is known well enough, within bounds. Each
+`profile` measures one layer after the other, and repeats each until its medians are steady or a limit is reached. Each
 layer is a stage of its own, run by the same code as in training, with the job's microbatch and precision. The earlier
 layers make its inputs from the task's own data.
 
 `layer_work`, for `bamboo profile --device`, counts the operations that a GPU would run for each layer's forward and
-backward, without a GPU. `bamboo_trainer.tasks.inspection` adds them up to one number for each layer, its cost. Here
-each operation is kept with its FLOPs and bytes, since how long it takes depends on the device.
+backward, without a GPU. `bamboo_trainer.tasks.inspection` adds them up to one number for each layer, its cost.
+`layer_work` keeps the FLOPs and bytes of each operation, since its time depends on the device.
 """
 
 import gc
@@ -52,7 +52,7 @@ FLOOR: Final = 20e-6  # absolute uncertainty that is accepted, in seconds
 
 
 def is_steady(times: Sequence[float]) -> bool:
-    """Return whether the median of these seconds is known well enough: within BOUND or FLOOR."""
+    """Return whether the median of these times, in seconds, is known to within BOUND (relative) or FLOOR (absolute)."""
     off = spread(times)
     return off <= BOUND or off * statistics.median(times) <= FLOOR
 
@@ -76,12 +76,12 @@ WORKER: Final = "profile-0"
 def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECONDS) -> dict[str, Any]:
     """Measure a job's layers; return the figures below as JSON values, or {"problem": one sentence}.
 
-    repeats: microbatches to measure, whose median counts. While a layer's medians are not steady, more rounds of
-    `repeats` follow, up to ten in all, within `seconds` for all layers together. Raises ManifestError.
+    repeats: microbatches to measure in a round. While a layer's medians are not steady, more rounds of `repeats`
+    follow, up to ten in all. All layers' further rounds together get about `seconds`. Raises ManifestError.
 
-    layers: each layer's seconds of forward, backward and update, bytes, and cost. device: the GPU's name, or "cpu".
+    layers: each layer's median seconds of forward, backward and update, bytes, and cost. device: GPU name or "cpu".
     load: seconds until the task was loaded. waited: share of the measuring time in which no processor was free; the
-    layers' seconds exclude it. repeats: most microbatches counted for a layer. unsteady: layers whose medians never
+    layers' seconds exclude it. repeats: most microbatches measured for a layer. unsteady: layers whose medians never
     became steady; spread: relative uncertainty of the worst median, at most 1; bound: `BOUND`. loopback: bytes per
     second of a connection within this machine. memory: bytes of the device; None for a CPU.
     """
@@ -115,7 +115,7 @@ def _profile(spec: JobSpec, repeats: int, seconds: float, began: float) -> dict[
 
 
 class LayerTimes(NamedTuple):
-    """Seconds of each microbatch's forward and backward, and of each optimizer step."""
+    """The times of one layer, in seconds: each microbatch's forward and backward, and each optimizer step."""
 
     forward: list[float]
     backward: list[float]
@@ -134,7 +134,7 @@ def _figures(times: LayerTimes, size: LayerSize, cost: float) -> dict[str, Any]:
 def _measured(
     task: Task, spec: JobSpec, device: torch.device, repeats: int, seconds: float, clock: WorkClock
 ) -> list[LayerTimes]:
-    """Measure each layer as a stage of its own. seconds: for repeated rounds, shared equally by the layers left."""
+    """Measure each layer as a stage of its own. seconds: for further rounds; the layers left share it equally."""
     count = len(task.layers)
     config = replace(TrainingConfig.of(spec.training), microbatches=WARMUP + repeats)
     stages = tuple((index, index + 1) for index in range(count))
@@ -167,8 +167,8 @@ def _measured(
 def _round(
     clock: WorkClock, stage: Stage, config: TrainingConfig, inputs: Parts | None
 ) -> tuple[list[float], list[float], Work, Parts]:
-    """Run a step's forwards and backwards of a stage, without the update; return the seconds of the forwards and of the
-    backwards after the warm-up, the step's work, and the outputs of the last microbatch.
+    """Run a stage's forwards and backwards of one step, without the update. Return the seconds of each forward and of
+    each backward after the warm-up, the step's work, and the outputs of the last microbatch.
     """
     work = stage.begin(range(config.microbatches), (0, config.microbatches))
     forwards, backwards, outputs = [], [], None
@@ -194,7 +194,7 @@ def _backward(clock: WorkClock, stage: Stage, work: Work, microbatch: int, outpu
 
 
 def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[float]:
-    """Return the seconds of up to 5 optimizer steps, after a first one, which makes the optimizer's state."""
+    """Return the seconds of up to 5 optimizer steps, without a first one, which creates the optimizer's state."""
     values = stage.values
     gradient = work.gradients.total()[: values.size]
     times = [_timed(clock, stage, lambda: values.apply(gradient, 1.0))[0] for _ in range(1 + min(repeats, 5))]
@@ -228,8 +228,8 @@ Row = tuple[str, int, int, int]  # the fields of a Kernel, and how often it is r
 
 
 class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a layer for one microbatch. The last layer includes the loss; a backward adds the gradients up, and
-    repeats the forward of a layer that keeps only its inputs.
+    """The work of a layer for one microbatch. For the last layer it includes the loss. The backward includes adding
+    the gradients to their sum and, for a checkpointed layer, a second forward.
     """
 
     forward: tuple[Row, ...]
@@ -288,8 +288,8 @@ def _rows(kernels: Counter[Kernel]) -> tuple[Row, ...]:
 
 
 class FusedOperations(TorchFunctionMode):
-    """A mode that replaces attention and dropout, each several operations on a CPU, by the fused operation that a GPU
-    would run, without attention's mask and dropout. The outputs have the same form.
+    """A torch mode that replaces attention and dropout by the fused operations that a GPU would run: on a CPU each is
+    several operations. Attention runs without its mask and dropout. The outputs have the same shapes and dtypes.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -25,7 +25,7 @@ class MessageLog:
         self._frames: dict[Cell, dict[Address, Frame]] = {}
 
     def add(self, frame: Frame) -> None:
-        """Add a frame as the newest, replacing an earlier copy."""
+        """Add a frame as the newest. It replaces an earlier frame with the same address."""
         frames = self._frames.setdefault(frame.address.cell, {})
         frames.pop(frame.address, None)
         frames[frame.address] = frame
@@ -80,7 +80,7 @@ class PlanState:
         return self.pending if self.pending and self.pending.epoch <= self._required_epoch else None
 
     def activate(self, plan: Plan) -> None:
-        """Put a plan in force; drop the pending plan unless it is newer, and broken links to workers not in `plan`."""
+        """Put a plan in force. Drop the pending plan unless it is newer, and broken links to workers not in `plan`."""
         self.current = plan
         self.heirs_may_differ, self.nodes_are_shared = heirs_may_differ(plan), share_nodes(plan.workers)
         self._workers = plan.worker_ids()
@@ -106,7 +106,7 @@ class PlanState:
         return self.current.at(cell).owner
 
     def parts(self, cell: Cell) -> list[Cell]:
-        """Return the cells that divide a stage over a worker's devices, one each. cell: any one of them."""
+        """Return the cells that divide a stage over a worker's devices, one for each device. cell: any of them."""
         return cell_parts(cell_of(cell, self.devices), self.devices)
 
     def are_parts(self, cells: Iterable[Cell]) -> bool:
@@ -138,7 +138,7 @@ _DIRECT: Final = BOUNDARY | {FrameKind.TIED}  # tensors that stages exchange wit
 
 
 class _Leaving(NamedTuple):
-    """A frame that is sent once its tensors are copied."""
+    """A frame that is sent, or only logged, once its tensors are copied."""
 
     address: Address
     copy: Copy
@@ -250,9 +250,9 @@ class Outbox:
             self._transport.send(worker, frame)
 
     def resend(self, cell: Cell, worker: WorkerId | None = None, *, since: Address | None = None) -> None:
-        """Send the logged frames for a cell again, to their receivers or to `worker`; these ignore frames that they
-        already have. Frames of tensors are marked as repeated. since: send only activations and gradients of this
-        address's step and microbatch, and later ones.
+        """Send the logged frames for a cell again, to their receivers or to `worker`. A receiver ignores frames that
+        it already has. Frames of tensors are marked as repeated. since: send only activations and gradients, from this
+        address's step and microbatch on.
         """
         self.finish()
         epoch = self._plan.current.epoch

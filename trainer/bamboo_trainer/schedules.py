@@ -39,7 +39,7 @@ def polynomial(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0, 
 
 
 def cosine(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
-    """Return a cosine decay: a schedule along half a cosine from the peak to `final`."""
+    """Return a cosine decay schedule, along half a cosine from the peak to `final`."""
     _check(warmup=warmup, steps=steps)
 
     def at(step: int) -> float:
@@ -50,8 +50,8 @@ def cosine(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> S
 
 
 def inverse_sqrt(peak: float, *, warmup: int) -> Schedule:
-    """Return the inverse square root schedule of the first Transformer: peak * sqrt(warmup / (step + 1)) after the
-    warm-up, without an end.
+    """Return the inverse square root schedule of the original Transformer: after the warm-up, the value at `step` is
+    peak * sqrt(warmup / (step + 1)).
     """
     if warmup < 1:
         raise ValueError(f"warmup must be at least 1, got {warmup}")
@@ -59,7 +59,7 @@ def inverse_sqrt(peak: float, *, warmup: int) -> Schedule:
 
 
 def milestones(value: float, at: Sequence[int], factor: float = 0.1) -> Schedule:
-    """Return a step decay, as torch's MultiStepLR: the value is multiplied by the factor from each step in `at` on."""
+    """Return a step decay schedule, like torch's MultiStepLR: each step in `at` multiplies the value by `factor`."""
     steps = sorted(at)
     if steps and steps[0] < 0:
         raise ValueError(f"milestones must be steps from 0 up, got {steps[0]}")
@@ -72,7 +72,7 @@ def one_cycle(
     """Return the same schedule as torch's OneCycleLR: from peak / start_factor up to the peak, and down to the start
     value / final_factor, along half cosines.
 
-    rise: the share of the steps in which it goes up. For momentum or betas, which go the other way, use `cycled`.
+    rise: the share of the steps in which the value rises. For momentum or betas, which first fall, use `cycled`.
     """
     if min(start_factor, final_factor) <= 0:
         raise ValueError(f"start_factor and final_factor must be above 0, got {start_factor} and {final_factor}")

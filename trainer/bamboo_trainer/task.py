@@ -36,9 +36,9 @@ def add_loss(value: Tensor, name: str = "added") -> None:
     """Add a layer's auxiliary loss, such as one that balances experts, to the task's loss. Call it in the layer's
     forward.
 
-    A step's loss includes the mean of these values over its microbatches, with the weights of a `Weighted` loss. Means
-    of values with the same name are added up and reported as `name`. Except in a step's forward, the call only checks
-    the value. Raises TaskError for an invalid value or name.
+    A step's loss includes the mean of these values over its microbatches, weighted like a `Weighted` loss. The means of
+    values with the same name are added up and reported as `name`. Outside a step's forward, the call only checks the
+    value. Raises TaskError for an invalid value or name.
 
     value: a scalar tensor, multiplied by its coefficient already. name: an identifier of up to 64 ASCII characters.
     """
@@ -50,7 +50,7 @@ def add_loss(value: Tensor, name: str = "added") -> None:
 
 
 def checked_name(name: object, what: str) -> str:
-    """Return a metric's name if it is valid, else raise TaskError. what: the first words of the message."""
+    """Return a metric's name. Raises TaskError if it is invalid. what: the first words of the error message."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TaskError(f"{what} must be up to 64 letters, digits and underscores, got {name!r}")
     return name
@@ -58,7 +58,7 @@ def checked_name(name: object, what: str) -> str:
 
 def parted(given: Any, what: str) -> tuple[Any, float | None]:
     """Return the total and the weight of a loss or metric; the weight of a mean is None. Raises TaskError for an
-    invalid weight. what: the first words of the message.
+    invalid weight. what: the first words of the error message.
     """
     if not isinstance(given, Weighted):
         return given, None
@@ -76,7 +76,7 @@ def parted(given: Any, what: str) -> tuple[Any, float | None]:
 
 def sum_and_weight(name: str, value: object, samples: int) -> Sum:
     """Return the sum and weight of a metric's result for a batch. value: `Weighted`, a pair (sum, weight), or a mean
-    over the batch's `samples`. Raises TaskError for any other.
+    over the batch's `samples`. Raises TaskError for any other value.
     """
     if isinstance(value, tuple) and len(value) == 2:
         value = Weighted(*value)
@@ -115,8 +115,8 @@ class Dataset(Protocol):
     """Samples by number. The same number always gives the same sample. Each pass (epoch) visits each sample once, in a
     new order.
 
-    Another thread may call `batch`, unless the first batch draws from torch's global generator, which a dataset must do
-    always or never. Two threads never call it at once.
+    A background thread may call `batch`, unless the first batch draws from torch's global generator. A dataset must
+    draw from it for every batch or never. Two threads never call `batch` at once.
     """
 
     def __len__(self) -> int: ...
@@ -160,11 +160,11 @@ class Task:
     decisions: by name, functions that end training, change the rate or freeze parameters (`bamboo_trainer.decisions`).
     tied: groups of parameters that share one value: names as "<layer index>.<parameter name>".
     checkpointed: numbers of layers with activation checkpointing: they keep only inputs and run again in the backward.
-    costs: the cost of each layer, in any unit, if it is known better than it can be counted.
+    costs: the cost of each layer, in any unit; by default, Bamboo counts the layer's operations.
     evaluation: measurements of the model from time to time (`training.evaluation`).
     tokens_per_sample: tokens in each sample, for `training.tokens` and reported rates.
-    callbacks: by name, a function that makes each (`bamboo_trainer.callbacks`), such as its class.
-    loggers: by name, a function that makes each (`bamboo_trainer.loggers`).
+    callbacks: by name, functions that each make a callback, such as its class (`bamboo_trainer.callbacks`).
+    loggers: by name, functions that each make a logger (`bamboo_trainer.loggers`).
     """
 
     layers: Sequence[Callable[[], nn.Module]]
@@ -204,7 +204,7 @@ class TrainingFacts:
     def steps_with(self, dataset: Dataset, tokens_per_sample: int | None = None) -> int:
         """Return the number of the job's steps with that dataset, rounded up to whole steps.
 
-        Raises ValueError if tokens are counted, and `tokens_per_sample` is not given.
+        Raises ValueError if the job's length is given in tokens, but `tokens_per_sample` is None.
         """
         if self.steps is not None:
             return self.steps

@@ -17,12 +17,11 @@ from bamboo_trainer.tasks.user_code import dataset_length, length_of, tokens_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """The settings of a training on which its numerical results depend.
+    """The settings of a training that affect its numerical results.
 
-    microbatches: number in a whole step, over all pipelines.
-
-    deterministic: repeated work must give the same bits, which is checked. early: the evaluations that may end the job
-    (early stopping); None if none may. compile: use torch.compile for the layers.
+    microbatches: number per step, over all pipelines. deterministic: require and check that repeated work gives the
+    same bits. early: the evaluations that may end the job (early stopping); None if none may. compile: use
+    torch.compile for the layers.
     """
 
     seed: int
@@ -38,7 +37,7 @@ class TrainingConfig:
 
     @classmethod
     def of(cls, training: TrainingSpec) -> Self:
-        """Return the configuration that a manifest describes."""
+        """Return the configuration for a manifest's `training` section."""
         return cls(
             seed=training.seed,
             precision=training.precision.value,
@@ -90,7 +89,7 @@ def loss_unit(task: Task, config: TrainingConfig) -> float:
 
 
 def shown_to_build(training: TrainingSpec) -> TrainingFacts:
-    """Return a job's training settings as the second argument of a task's `build`."""
+    """Return a job's training settings in the form in which a task's `build` gets them."""
     return TrainingFacts(
         steps=training.known_steps,
         epochs=training.epochs,

@@ -1,1 +1,1 @@
-"""A worker's checkpoints: writing, committing, finding, reading; layers as files, and exports as plain state dicts."""
+"""A worker's checkpoints: writing, committing, finding and reading; layers as files, exports, and initial weights."""

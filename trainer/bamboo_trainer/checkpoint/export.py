@@ -137,7 +137,7 @@ def export(
 
 
 def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
-    """Export a local run's checkpoint into a folder, made if missing: one safetensors file, names "layers.0.weight".
+    """Export a local run's checkpoint as a safetensors file with names like "layers.0.weight". folder: made if missing.
     Return {}, or {"problem": one sentence} if the checkpoint cannot be read or the file cannot be written.
     """
     try:
@@ -155,8 +155,8 @@ def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """The layout of a safetensors file: its header, and where each entry's bytes begin. A tensor with several names is
-    written under each.
+    """The layout of a safetensors file: its header, each entry with the offset of its bytes, and the file's size.
+    A tensor with several names is written under each.
     """
 
     header: bytes

@@ -72,7 +72,7 @@ class Matching:
     anew: tuple[str, ...]
 
     def in_words(self, shown: str) -> list[str]:
-        """Return lines for the user: the number of tensors taken from `shown`, and names left there and begun anew."""
+        """Return lines for the user: the number of tensors taken from `shown`, and the names in `left` and `anew`."""
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}"]
         lines += [f"left there: {_named(self.left)}"] if self.left else []
         return [*lines, f"begun anew: {_named(self.anew)}"] if self.anew else lines
@@ -274,7 +274,7 @@ def _wanted(task: Task, layers: Sequence[list[WantedTensor]], split: bool) -> li
 
 
 def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], source: StateSource) -> nn.Module:
-    """Build a layer and copy the weights into it, unless only shapes are wanted. Raises TaskError if the copy fails."""
+    """Build a layer, and copy the weights into it unless only shapes are wanted. Raises TaskError if the copy fails."""
     layer = factory()
     if not values_wanted():
         return layer

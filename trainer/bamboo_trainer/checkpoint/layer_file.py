@@ -1,10 +1,10 @@
 """Files of layers in a checkpoint: one layer's state as a safetensors file, and the plain state dict of all layers.
 
-`encode` and `decode` convert a layer's state. The format's metadata has one entry, "bamboo": JSON for facts that
-safetensors has no place for. Complex tensors are stored as real ones, with a last dimension of two, and named there.
+`encode` and `decode` convert a layer's state. The file's metadata has one entry, "bamboo": a `LayerHeader` as JSON.
+Complex tensors are stored as real ones with a last dimension of two, and the `LayerHeader` lists their names.
 
 `read_entries` lists the entries of the plain state dict (names, shapes, places) from the beginnings of the files.
-Restores and exports both read layers by `read_layer`, so that a damaged file is reported in the same way.
+Restores and exports both read layers with `read_layer`, so they report damaged files in the same way.
 """
 
 import json
@@ -49,7 +49,7 @@ _ALIGNMENT: Final = 8
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor in a safetensors header. data_offsets: begin and end (exclusive) of its bytes, after the header."""
+    """A tensor in a safetensors header. data_offsets: begin and end (exclusive) of its bytes, from the header's end."""
 
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
@@ -66,8 +66,8 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LayerHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bamboo's entry in the metadata of a layer's file. version: the step. names: the stored tensor of each name in the
-    layer's state dict. scalars: the optimizer's numbers. complex: names of the tensors that were complex.
+    """Bamboo's entry in the metadata of a layer's file. format: the version of this format. layer, version, names,
+    scalars: see `LayerState`. complex: names of the tensors that were complex.
     """
 
     format: int
@@ -134,10 +134,9 @@ def header_size(start: bytes) -> int:
 
 
 def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
-    """Return Bamboo's metadata of a layer's file, and its tensors by name. start: its first `header_size` bytes or
-    more.
+    """Return Bamboo's metadata of a layer's file, and the header entry of each tensor by name.
 
-    Raises CheckpointDamaged.
+    start: the file's first `header_size` bytes or more. Raises CheckpointDamaged.
     """
     size = header_size(start)
     try:
@@ -159,8 +158,8 @@ def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
 
 
 def header_bytes(specs: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return the beginning of a safetensors file, with its length field and header. specs: each tensor's name, dtype as
-    the format names it, shape and bytes, in the order in the file.
+    """Return the beginning of a safetensors file: its length field and header. specs: each tensor's name, dtype (as
+    safetensors names it), shape and size in bytes, in file order.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -179,7 +178,7 @@ _FIRST_BYTES: Final = 64 << 10  # the whole header of most layers fits
 class StateEntry:
     """One tensor of a stored state dict, without its data.
 
-    layer: the number of its file (in a checkpoint: of the layer). tensor: its name there, the same for tied entries.
+    layer: its file's number; in a checkpoint, the layer's. tensor: its name in that file, the same for tied entries.
     dtype, shape: as stored; a complex tensor is stored as a real one with a last dimension of two.
     """
 
@@ -196,8 +195,8 @@ def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[
     """List the tensors of a checkpoint's state dict in the model's order: "layers.0.weight" and so on. A tied parameter
     appears under each of its names.
 
-    Only the header of each layer's file is read and its sha256 is not checked, so whoever reads a layer later must
-    compare it with its entries. Raises CheckpointDamaged, StoreUnavailable.
+    It reads only the header of each layer's file and does not check the sha256, so a caller that later reads a layer
+    must compare it with its entries. Raises CheckpointDamaged, StoreUnavailable.
     """
     headers = [_header(store, manifest, part.layer) for part in manifest.layers]
     try:

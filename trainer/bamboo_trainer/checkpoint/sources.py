@@ -38,7 +38,7 @@ class Checkpoint:
         return read_entries(self.store, self.manifest)
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        """Return the tensors of a file, as stored, by `StateEntry.tensor`: at least those of `entries`, which must be
+        """Return tensors of a file, as stored, by `StateEntry.tensor`: at least the tensors of `entries`, which must be
         in this file. Raises StorageError, also if a tensor is missing or differs from its entry in shape or dtype.
         """
         state = read_layer(self.store, self.manifest, file)
@@ -94,7 +94,7 @@ def _opened(path: Path) -> Any:
 
 def tensor_files(path: Path) -> TensorFiles | None:
     """Return the safetensors files at a local path: the file itself, or a folder's `SINGLE`, else the files in its
-    `INDEX`. None for anything else, such as a folder of checkpoints. Raises ValueError if either is invalid.
+    `INDEX`. None for other paths, such as a folder of checkpoints. Raises ValueError if `SINGLE` or `INDEX` is invalid.
     """
     if path.is_file():
         return TensorFiles([path])
@@ -166,8 +166,8 @@ def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
     names in the files of weights, or "layers.NUMBER.NAME" in a checkpoint.
 
     url: the folder `weights` written by `bamboo run --output`, a file or folder of safetensors such as an export, or
-    the place of checkpoints. step: the step of a checkpoint; None: the newest complete one. Raises StorageError if
-    nothing is there, if it is damaged, or if the store fails.
+    the place of checkpoints. step: the step of a checkpoint; None: the weights, or the newest complete checkpoint.
+    Raises StorageError if nothing is stored at the URL, if the data is damaged, or if the store fails.
     """
     source, passed = open_source(str(url), step)
     entries = under_module_names(source, source.entries())

@@ -1,6 +1,6 @@
 """A worker's part in checkpoints: writing and committing them while training continues, finding and restoring them.
 
-A thread does all of it but restoring, so that training does not wait for the store.
+A separate thread does everything except restoring, so that training does not wait for the store.
 """
 
 import logging
@@ -114,7 +114,7 @@ class WorkerCheckpoints:
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
         """Queue layers for writing into the checkpoint; if the queue is full, report that the checkpoint failed.
 
-        states: copies that nobody changes. seconds: the time that copying them took.
+        states: by layer, copies that no other code changes. seconds: the time that copying them took.
         """
         self._stall = seconds + (self._stall if self._newest == checkpoint else 0.0)
         self.stalled += seconds
@@ -128,7 +128,7 @@ class WorkerCheckpoints:
         self._do(request)
 
     def drop(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """If this worker's newest checkpoint is among these, which were given up or replaced, stop writing it, and
+        """Stop writing this worker's newest checkpoint if it is one of `checkpoints`, which were given up or replaced;
         remove its files unless it is complete.
         """
         if self._newest is not None and self._newest in checkpoints:
@@ -138,9 +138,9 @@ class WorkerCheckpoints:
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
-        """Restore a stage's values from a checkpoint, written by any grid, and return the layers that were read.
+        """Restore a stage's values from a checkpoint of any grid; return, by layer, the states read from the store.
 
-        Waits for the store. here: states of layers that need not be read. Raises RestoreError.
+        Waits for the store. here: by layer, states that need not be read. Raises RestoreError.
         """
         read: dict[int, LayerState] = {}
         try:

@@ -34,9 +34,9 @@ class StepPolicy:
         )
 
     def leaves_out(self, loss: float, norm: float) -> bool:
-        """Return whether to skip a step with this loss and norm of the gradient.
+        """Return whether to skip a step with this loss and gradient norm.
 
-        The loss scale cannot make a forward overflow, so `scales` alone skips no step whose loss is not finite.
+        The loss scale cannot make a forward overflow, so `scales` alone skips only steps whose loss is finite.
         """
         if math.isfinite(loss) and math.isfinite(norm):
             return False
@@ -50,10 +50,10 @@ KEPT_STEPS = 3
 
 
 class CommitLog:
-    """Commits and cells' reports by step: of the last few steps, and of older ones that a state here still needs.
+    """A log of commits and cells' reports by step: the last few steps, and older ones that a state here still needs.
 
-    newest: the newest known committed step; before the first commit, the step before the first step. end: the step of
-    an early stop, once known.
+    newest: the newest known committed step; first_step - 1 before the first commit. end: the step of an early stop,
+    once known.
     """
 
     def __init__(self, first_step: int, loss_unit: float = 1.0) -> None:
@@ -65,7 +65,7 @@ class CommitLog:
         self._ready: dict[int, dict[Cell, tuple[Ready, set[WorkerId]]]] = {}  # with the workers that have reported it
 
     def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
-        """Record a worker's report of a cell's step unless the step is committed. Of equal reports, keep the first."""
+        """Record a worker's report of a cell's step unless the step is committed. A cell's first report is kept."""
         if step not in self.commits:
             self._ready.setdefault(step, {}).setdefault(report.cell, (report, set()))[1].add(worker)
 
@@ -104,7 +104,7 @@ class CommitLog:
         return sorted(self.commits.items())[-2:]
 
     def decide(self, step: int, stages: int, layout: Layout, generation: int, epoch: int) -> Commit | None:
-        """Combine the reports of a step's cells into its commit, equal on any worker; None until all have reported."""
+        """Combine all cells' reports into the step's commit, the same on any worker; None if a report is missing."""
         reports = self._ready.get(step, {})
         cells = layout.cells(stages)
         if any(cell not in reports for cell in cells):

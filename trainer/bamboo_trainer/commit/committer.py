@@ -1,4 +1,4 @@
-"""Commits of steps: the root decides them; a new root first collects the commits of the root before it."""
+"""Commits of steps: the root decides them; a new root first collects the commits of the previous root."""
 
 import logging
 import math
@@ -61,10 +61,10 @@ class Committer:
         return self._plan.owner(ROOT) == self._plan.worker
 
     def decide(self, step: int, layout: Layout) -> Commit | None:
-        """As the root, return the commit of the current step, with a checkpoint's mark if one is due.
+        """As the root, return a step's commit, with a mark if a checkpoint is due.
 
-        None until every cell has reported the step, while the job pauses or this root awaits other workers' reports,
-        and if the step is already committed or comes after the cut (`is_cut`).
+        Return None while a cell's report is missing, the job pauses, or this root awaits other workers' commits; also
+        if the step is already committed or comes after the cut (`is_cut`).
         """
         if self.pauses or self.awaited_reports or step in self.log.commits or self.is_cut(step):
             return None
@@ -87,11 +87,11 @@ class Committer:
         return msgspec.structs.replace(commit, checkpoint=mark)
 
     def is_cut(self, step: int) -> bool:
-        """Return whether a step comes after the state `cut`, where the layers are split anew, and so must not run."""
+        """Return whether a step must not run because the layers are split anew before it, at the state `cut`."""
         return self.cut is not None and step >= self.cut.step
 
     def hold(self, cut: CheckpointId) -> bool:
-        """Let no step follow the state `cut`, at which layers are split anew. Return False if a step already did."""
+        """Stop at the state `cut`, where the layers are split anew. Return False if a step after it is committed."""
         if self.log.newest < cut.step:
             self.cut = cut
         return self.cut == cut
@@ -133,9 +133,9 @@ class Committer:
         return rate if math.isfinite(rate) else None
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
-        """As the root, begin a checkpoint with the commit of the requested step or a later one.
+        """As the root, begin a checkpoint with the commit that leads to state `wanted.at`, or a later commit.
 
-        A request replaces the one before and ends a pause; one that a commit has fulfilled is only reported again.
+        A request replaces the earlier one and ends a pause; if a commit has fulfilled it, it is only reported again.
         """
         if self._marked and self._marked[0] == wanted.number:
             self._coordinator.tell(CheckpointBegun(number=wanted.number, checkpoint=self._marked[1]))
@@ -214,7 +214,7 @@ class Committer:
         self._look_whether_informed()
 
     def report_received(self, worker: WorkerId, epoch: int) -> None:
-        """Record that a worker has sent this root its newest commits. epoch: the epoch of the worker's plan."""
+        """Record that a worker has sent this root its newest commits, unless its plan (`epoch`) has an earlier root."""
         if epoch >= self._root_since:
             self.awaited_reports.discard(worker)
             self._look_whether_informed()

@@ -13,7 +13,7 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 
 class Coordinator(Protocol):
-    """The channel to the coordinator, whose answers reach the engine later, through the caller that runs the engine."""
+    """The channel to the coordinator. Its answers reach the engine later, through the caller that runs the engine."""
 
     def tell(self, message: Message) -> None:
         """Send a message without waiting, from any thread."""
@@ -32,7 +32,7 @@ class History:
         return None
 
     def committed(self, step: int, commit: Commit) -> None:
-        """Record a step that any root has committed. step: the number of steps committed before."""
+        """Record a step that any root has committed. step: counts from 0."""
 
     def take_role(self, plan: Plan, leads: bool) -> None:
         """Record whether this worker is the root (`leads`) under a plan."""
@@ -45,7 +45,7 @@ class History:
         return ()
 
     def heard(self, commits: Commits) -> None:
-        """Record commits from another worker that may not be written yet."""
+        """Record commits that another worker has sent because they may not be written yet."""
 
 
 class NoHistory(History):

@@ -1,4 +1,4 @@
-"""Replication of stages: a cell's owner sends replicas state and final gradients, and sometimes waits for a replica.
+"""Replication of stages: a cell's owner sends state and final gradients to replicas, and may wait for a replica.
 `RepeatedSteps` asks for the frames that an owner lacks when it repeats a committed step.
 """
 
@@ -83,9 +83,9 @@ class ReplicaProgress:
     def holds_back(self, step: int, strict: bool) -> bool:
         """Return whether the owner must wait for the replica before it reports `step`. See docs/design/commit.md.
 
-        The owner does not wait for a replica that still gets its state, but for one that has once been synced, is at
-        most CLOSE_STEPS behind or has lagged for PATIENCE_STEPS: where steps are shorter than a round trip, the replica
-        would never catch up by itself. strict: a synced one must be able to complete the step without any worker's log.
+        The owner waits for a replica that was once synced; before, only for one that has its state and is at most
+        CLOSE_STEPS behind or has lagged for PATIENCE_STEPS: if steps are shorter than a round trip, it never catches up
+        by itself. strict: a synced replica must be able to complete the step without any worker's log.
         """
         if self.synced:
             return self.acked < step or (strict and self.secured <= step)
@@ -203,8 +203,8 @@ class Replicator:
 
     def _come_level(self, cell: Cell, replica: WorkerId) -> bool:
         """Record a replica as level, and return True, if it has the newest version and final gradients of all parts of
-        its owner's stage. From then on the parts move together there. At different versions, none of them could repeat
-        a step after a loss: the frames that the parts had sent to each other are lost with their owner.
+        its owner's stage. From then on its parts advance together: with parts at different versions, it could not
+        repeat a step after a loss, as the frames that the owner's parts had sent to each other are lost, too.
         """
         cells = self._plan.parts(cell)
         parts = [self.progress[part, replica] for part in cells]
@@ -260,7 +260,7 @@ class Replicator:
         return any(p.holds_back(step, strict) for (c, _), p in self.progress.items() if c == cell)
 
     def synced(self) -> Iterator[tuple[Cell, WorkerId]]:
-        """Return the replicas, with their cells, that have caught up with the owner in all parts of the stage."""
+        """Return (cell, replica) for each replica that has caught up with the owner in all parts of the stage."""
         return (key for key, progress in self.progress.items() if progress.level)
 
     # as a replica
@@ -323,7 +323,7 @@ class Replicator:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A committed step of a cell that this worker repeats. lacks: the input frames that it still needs."""
+    """A committed step of a cell that this worker repeats. lacks: addresses of input frames that are missing."""
 
     cell: Cell
     step: int
@@ -332,7 +332,7 @@ class Repeated:
 
 @dataclass(slots=True)
 class Question:
-    """A request to all workers for missing frames. answers: by worker and link, the first logged step of each cell."""
+    """A request to all workers for missing frames. answers: by worker and link, its cells' first logged steps."""
 
     step: int
     epoch: int
@@ -372,7 +372,7 @@ class RepeatedSteps:
         self._questions.clear()
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
-        """Send an owner that repeats a step any newer state or final gradients, logged frames, `since` (see `look`)."""
+        """Send an owner that repeats a step a newer state or final gradients, logged frames, and `since` (`look`)."""
         self._asked[cell] = max(step, self._asked.get(cell, -1))
         number = cell.stage
         if number in self._states and self._states.version(number) > step:

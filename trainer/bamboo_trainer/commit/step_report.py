@@ -35,7 +35,7 @@ def exact_terms(numbers: Iterable[float]) -> list[float]:
 def exact_sums(
     measured: Iterable[Mapping[str, tuple[float, float]]],
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Return the exact terms of each metric's sum, and of its weight, by name. measured: (sum, weight) by name."""
+    """Return `exact_terms` of each metric's sum and weight by name. measured: (sum, weight) by name, per microbatch."""
     pairs_by_name: dict[str, list[tuple[float, float]]] = {}
     for one in measured:
         for name, pair in one.items():

@@ -44,10 +44,10 @@ def camel(name: str) -> str:
 
 
 def typed(key: str, value: Any, hint: Any) -> Any:
-    """Return a config's value, converted, after checking it against a type hint: str, int, float, bool, Mapping,
-    Sequence (of texts), list, None, a Literal of texts, or a union of these.
+    """Check a config's value against a type hint, and return the value. hint: str, int, float, bool, Mapping,
+    Sequence (of strings), list, None, a Literal of strings, or a union of these.
 
-    A whole number is accepted as a float; True and False are not numbers. Raises ValueError, naming the key and what
+    For float, a whole number is converted; True and False are not numbers. Raises ValueError, naming the key and what
     was expected.
     """
     kinds, choices = _kinds(hint), _choices(hint)

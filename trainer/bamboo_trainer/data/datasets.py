@@ -1,4 +1,4 @@
-"""Datasets: in memory, map-style, of Hugging Face, mixtures, and prefetching by reader processes."""
+"""Datasets: tensors, arrays and text in memory, map-style, Hugging Face, mixtures, and prefetched datasets."""
 
 import sys
 import sysconfig
@@ -56,7 +56,7 @@ class Indexed:
 
 
 class HuggingFaceDataset:
-    """A dataset in a folder that the library `datasets` has written (`save_to_disk`), by columns.
+    """A dataset in a folder that the library `datasets` has written with `save_to_disk`.
 
     inputs, targets: names of columns. split: name of the split, if the folder has splits. A column's rows must have
     equal shapes. Raises ValueError.
@@ -224,7 +224,7 @@ class TensorDataset:
 
 
 class NpzDataset(TensorDataset):
-    """Arrays of an .npz file, held in memory. inputs, targets: the arrays' names, in order.
+    """A dataset of arrays in an .npz file, held in memory. inputs, targets: the arrays' names, in order.
 
     For dtypes, see `as_tensor`. Raises ValueError.
     """
@@ -267,9 +267,9 @@ class Mixture:
 
     sources: (weight, dataset) of each. Their inputs and targets must have the same dtypes and shapes.
 
-    Sample i is always the same sample of the same source. In each round every source has its share, spread evenly, and
-    continues in its own order, from the beginning again after its end. The mixture has enough rounds to visit each
-    source as a whole. Raises ValueError.
+    Sample i is always the same sample of the same source. In each round, every source contributes its share of samples,
+    spread evenly. A source continues in its own order from round to round, and begins again after its end. The mixture
+    has enough rounds to visit all samples of each source. Raises ValueError.
     """
 
     def __init__(self, sources: Sequence[tuple[float, Dataset]]) -> None:
@@ -355,7 +355,7 @@ MOST_AHEAD = 256
 
 
 def readers_of(dataset: object) -> "Prefetched | None":
-    """Return the `Prefetched` that a dataset is, or is built on (attribute `prefetched`); None for other datasets."""
+    """Return a dataset's `Prefetched`: the dataset itself or its attribute `prefetched`; None if neither is one."""
     found = dataset if isinstance(dataset, Prefetched) else getattr(dataset, "prefetched", None)
     return found if isinstance(found, Prefetched) else None
 

@@ -1,4 +1,4 @@
-"""The files of tokens at a path, on this machine or in an object store, as bytes."""
+"""Readers of the bytes of token files, on this machine or in an object store."""
 
 import mmap
 import os
@@ -105,7 +105,7 @@ Source = LocalFile | CachedFile
 def open_sources(path: str) -> Sequence[Source]:
     """Open the files of tokens at a path or URL: the file itself (at a URL, *.tokens), or all files *.tokens in the
     folder and its subfolders, sorted by name, except hidden ones. Raises ValueError if there is none, one is unreadable
-    or the URL is invalid, StorageError if an object store fails.
+    or the URL is invalid; StorageError if an object store fails.
     """
     parsed = parse_url(path, "the path or URL of data")
     if parsed.protocol == "file":

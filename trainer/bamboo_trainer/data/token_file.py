@@ -1,4 +1,4 @@
-"""Files of token ids, of which any part can be read without loading the whole file. Little endian throughout:
+"""Files of token ids; any part can be read without loading the whole file. All numbers are little-endian:
 
 | Bytes | What |
 | --- | --- |

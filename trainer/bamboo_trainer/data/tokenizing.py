@@ -55,8 +55,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Files of documents. unit: whether each file, or each line that is not blank, is a document. In .jsonl and
-    .jsonl.gz files each such line is a document: an object with its text in `field`.
+    """Files of documents. unit: a document is a file, or a line that is not blank. In .jsonl and .jsonl.gz files, it is
+    always a line that is not blank: a JSON object with the document's text in `field`.
     """
 
     files: Sequence[Path]

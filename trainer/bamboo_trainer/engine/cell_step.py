@@ -165,8 +165,8 @@ class CellStep:
         """Start the step that the stage's values are ready for (`version`), at its first instruction. layout: None if
         the plan with the step's layout has not come yet; the step waits for it.
 
-        tied_to: the other stages that share parameters with this one. evaluations: how many batches all pipelines
-        evaluate before the step. only_evaluates: the step trains nothing.
+        tied_to: the other stages that share parameters with this one. evaluations: number of batches that all pipelines
+        together evaluate before the step. only_evaluates: the step trains nothing.
         """
         self.step, self.layout, self.done, self.kept = stage.values.version, layout, 0, 0
         self.final = self.figures = None
@@ -210,7 +210,7 @@ class CellStep:
         return self.takeover is None and self.step > newest
 
     def skip_evaluation(self) -> None:
-        """Skip the evaluation of the state before a committed step: all workers have done their part."""
+        """Skip the rest of the evaluation before a committed step: its results are already in the commit."""
         left = max(0, self.evaluations - self.done)
         del self.program[self.done : self.done + left], self.inputs[self.done : self.done + left]
         self.evaluations -= left
@@ -266,8 +266,8 @@ class CellStep:
         return (self.step, not self.is_portion, int(isinstance(self.program[place], Forward)), -self.cell.stage)
 
     def final_gradient(self) -> Tensor:
-        """Return the stage's final gradient: summed over the pipelines if there are several, else this cell's own.
-        Its end holds the gradients of further layers that use a tied parameter, for their sum (see `FlatParameters`).
+        """Return the stage's final gradient, [gradient_size]: summed over the pipelines if there are several, else this
+        cell's own. After `size` elements come further layers' gradients of tied parameters (see `FlatParameters`).
         """
         assert self.work is not None
         if self.final is None:

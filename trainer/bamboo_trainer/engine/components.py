@@ -1,7 +1,7 @@
 """The parts of an engine, each with its own state, and the order in which they process events.
 
-A part changes only its own state, and asks other parts for what it needs. `Components` passes each plan, commit, frame
-and change of a link on to the parts.
+A part changes only its own state, and calls other parts for everything else. `Components` passes each plan, commit,
+frame and change of a link on to the parts.
 """
 
 from collections import deque
@@ -242,7 +242,7 @@ class Components:
             self.executor.link_broke(peer)
 
     def on_link_up(self, peer: WorkerId) -> None:
-        """Handle a restored link to a peer: send again, and ask again for, the frames that may have been lost."""
+        """Handle a restored link to a peer: resend the frames that may have been lost, and request the peer's again."""
         self._look_again()
         if not self.plan.link_stands(peer):
             return
@@ -381,7 +381,7 @@ class Components:
         self._copies.hand_over()
 
     def _decide(self) -> bool:
-        """As the root, commit the step if every cell has finished it. Return False if it is not committed now."""
+        """As the root, commit the step in progress if `Committer.decide` returns a commit; else return False."""
         root = self.executor.cells.get(ROOT)
         if root is None or not root.program or root.layout is None:
             return False

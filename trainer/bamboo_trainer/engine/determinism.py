@@ -44,7 +44,7 @@ def is_due(version: int) -> bool:
 
 
 class StateChecks:
-    """The sender of states' checksums to the coordinator. It keeps those of the newest versions and checkpoint."""
+    """The sender of states' checksums to the coordinator. It keeps the sums of the newest versions and checkpoint."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._states, self._log, self._coordinator = shared.states, shared.log, shared.coordinator
@@ -90,7 +90,7 @@ class StateChecks:
         self._coordinator.tell(current)
 
     def _is_due(self, version: int) -> bool:
-        """Return whether all holders check this version: if `is_due`, the last one, or a checkpoint's."""
+        """Return whether all holders check this version: if `is_due`, or if it is the last or a checkpoint's."""
         due = is_due(version) or version in (self._steps, self._log.end)
         return due or self._is_of_checkpoint(version)
 

@@ -60,12 +60,12 @@ class Folding:
         self._parts.clear()
 
     def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
-        """Drop waiting messages, except those about the cells and stages that these device stages belong to."""
+        """Drop waiting messages, unless a cell of `owned` or a device stage of `held` is a part of their subject."""
         kept = {*map(self._cell, owned), *(stage_of(part, self._devices) for part in held)}
         self._parts = {key: parts for key, parts in self._parts.items() if key[1] in kept}
 
     def fold(self, message: Message) -> Message | None:
-        """Return the message as one about the whole stage; None while it waits for those of the other device stages."""
+        """Return the message for the whole stage; None while messages of its other device stages are missing."""
         match message:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))
@@ -89,7 +89,7 @@ class Folding:
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
 
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
-        """Return the whole cell's takeover: the parts' maxima, as each ran every forward; None until all have come."""
+        """Return the whole cell's message: the parts' maxima, as each ran every forward; None while one is missing."""
         cell = self._cell(message.cell)
         parts = self._together(message, cell, message.cell.stage)
         if not parts:
@@ -203,7 +203,7 @@ class DividedEngine(Engine):
     # to the coordinator
 
     def tell(self, message: Message) -> None:
-        """Send the engine's message to the coordinator, folded into one about a whole stage (see `Coordinator`)."""
+        """Fold the engine's message (`Folding.fold`), and send the result, if any, to the coordinator."""
         parts = self.components
         if isinstance(message, PlanApplied) and parts:
             self._folding.keep(parts.plan.current.owned_by(parts.plan.worker), list(parts.states))

@@ -1,8 +1,8 @@
 """The engine of a worker: it obeys plans, runs its stages, keeps replicas in step, and continues after losses.
 
-One thread drives an engine. `handle(event)` takes in an event (a frame, a broken link), `obey` a plan, `turn()` does at
-most one piece of work and returns whether there was any. Nothing here waits for a peer or raises because of one, or
-reads a clock that was not injected: the protocol simulator drives the same class.
+One thread drives an engine. `handle(event)` processes an event (a frame, a broken link), `obey(plan)` a plan; `turn()`
+does at most one piece of work and returns whether it did any. The engine never blocks on a peer, raises no error
+because of one, and reads only injected clocks: the protocol simulator drives the same class.
 """
 
 import gc
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AwaitedLayers:
-    """A plan that comes into force once this worker has all layers of its stages.
+    """A plan that comes into force once all layers that this worker has requested from others are here.
 
     when: the plan's arrival. begun: when building the stages began. Both in seconds of the clock. stages: by number,
     not restored yet. owned: numbers of the stages that run here. kept: layers whose copies stay in memory afterwards.
@@ -95,8 +95,8 @@ class Engine:
         self._take_in()
 
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
-        """Put a plan in force: now, at its boundary, or once its layers are here. Ignore outdated plans and, while
-        layers are awaited, others of the same origin that give this worker cells. arrived: when it came; None: now.
+        """Put a plan in force: now, at its boundary, or once its layers are here. Ignore an outdated plan and, while
+        layers are awaited, a plan of the same origin that gives this worker cells. arrived: clock seconds; None: now.
         """
         when = self._ports.clock() if arrived is None else arrived
         newest, before = self.newest_plan, self.origin
@@ -116,7 +116,7 @@ class Engine:
         self._take_in()
 
     def forget(self) -> None:
-        """Drop all states, and the parts that use them, before new ones are built: memory may not suffice for both."""
+        """Drop all states and the components that use them, to free their memory for new states."""
         had = bool(self.components or self._beginning)  # holding them here would keep them alive
         self.components = self._beginning = None
         self._exchange.stop()
@@ -207,7 +207,7 @@ class Engine:
             self.components.committer.take_checkpoint(wanted)
 
     def hold(self, cut: CheckpointId) -> None:
-        """Stop at the state `cut`, where the layers are split anew, and copy it, unless a later step is committed."""
+        """Stop training at the state `cut`, to split the layers anew, and copy it, unless a later step is committed."""
         if self.components:
             self.components.hold(cut)
         self._take_in()
@@ -227,9 +227,9 @@ class Engine:
         return busy
 
     def _take_in(self) -> None:
-        """Process waiting frames one after the other, and only here, so that no other work is interrupted. A frame may
-        arrive more than once. Log and drop a frame of the wrong form. A frame for the states of a plan on its way waits
-        for that plan. Drop a frame for abandoned states, or from a worker outside the plan.
+        """Process the waiting frames one by one. Only this method does so: a frame never interrupts other work. Keep a
+        frame of a newer origin until its plan comes. Drop a frame of an older origin, or one that `PlanState.accepts`
+        refuses. Log and drop a malformed frame. A frame may arrive more than once.
         """
         while self.components and self._received:
             sender, frame = self._received.popleft()
@@ -297,7 +297,7 @@ class Engine:
         return self.timer.owned()
 
     def compile_seconds(self) -> dict[int, float]:
-        """Return the seconds that compiling took, by number of a stage held here. Any thread may call this."""
+        """Return the seconds that compiling each stage held here took, by stage number. Any thread may call this."""
         held = tuple(self.components.states.by_stage.items()) if self.components else ()
         return {index: state.stage.compile_seconds for index, state in held if state.stage}
 

@@ -21,7 +21,7 @@ from bamboo_trainer.stage.stage import Stage
 
 
 class Executor:
-    """The executor of a worker's cells. cells: their steps. handed_over: moved cells' last gradients, to resend."""
+    """The executor of a worker's cells. cells: their steps. handed_over: final gradients of moved cells, to resend."""
 
     def __init__(self, shared: EngineContext, committer: Committer, replicator: Replicator, spots: SpotChecks) -> None:
         self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
@@ -61,7 +61,7 @@ class Executor:
                 cell_step.predecessor = None
 
     def take_over(self, old: Plan | None, arrived: float) -> None:
-        """Run cells that the plan newly gives this worker; adapt others. arrived: when the plan came, by the clock."""
+        """Begin to run cells that the plan newly gives this worker; adapt others. arrived: when it came (seconds)."""
         for cell_step in self.portions.cell_steps():
             cell_step.kept = 0  # there may be another keeper
         for cell_step in self.cells.values():
@@ -83,7 +83,7 @@ class Executor:
             self._start(cell_step, self._states.running(cell_step.cell))
 
     def _promote(self, cell: Cell, old: Plan | None, arrived: float) -> None:
-        """Run a cell here from now on, with the stage's state held here. old: the plan before; None for the first."""
+        """Begin to run a cell, at once or when its state arrives. old: the plan before; None for the first."""
         boundary = self._plan.current.boundary
         cell_step = self.cells[cell] = CellStep(cell)
         if old is not None and boundary and cell.pipeline < len(old.pipelines):
@@ -100,7 +100,7 @@ class Executor:
                 self._complete_takeover(cell_step)  # a move at the boundary, and nothing is owed
 
     def repeat(self, sender: WorkerId, frame: Frame) -> bool:
-        """Resend or recompute frames that a neighbouring stage lacks; return the result of `PortionSteps.repeat`."""
+        """Resend or recompute frames that a neighbouring stage lacks; return False if `PortionSteps.repeat` refuses."""
         if not self.portions.repeat(sender, frame):
             return False
         owned = self.cells.get(frame.address.cell)
@@ -178,7 +178,7 @@ class Executor:
             self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.digest()))
 
     def ran(self) -> set[int]:
-        """Return the stages whose step in progress is done on this worker, apart from its commit."""
+        """Return the stages whose cells on this worker have run all instructions of their current step."""
         behind = {c.stage for c, cell_step in self.cells.items() if cell_step.next or cell_step.layout is None}
         return {c.stage for c in self.cells} - behind
 
@@ -187,7 +187,7 @@ class Executor:
         return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == number]
 
     def active(self) -> tuple[CellStep, ...]:
-        """Return the steps of the only cell that runs here, one per device; none if several run, or after the end."""
+        """Return the steps of the only cell run here, one per device stage; () if several run or training is over."""
         cell_steps = [cell_step for cell_step in self.cells.values() if cell_step.program]
         if len(cell_steps) > 1 and not self._plan.are_parts(one.cell for one in cell_steps):
             return ()
@@ -205,11 +205,11 @@ class Executor:
         return ready[0] if ready else None
 
     def look_again(self) -> None:
-        """Forget which steps may run, after a change that may affect this."""
+        """Drop the cached list of steps that may run, after a change that may affect it."""
         self._runnable = None
 
     def _may_run(self, cell_step: CellStep) -> bool:
-        """Return whether the next instruction may run here once its inputs are there; if so, forget a predecessor."""
+        """Return whether the next instruction may run once its inputs have arrived; if so, forget the predecessor."""
         if cell_step.next is None or cell_step.layout is None or cell_step.finished or cell_step.step > self._last:
             return False
         if self._committer.is_cut(cell_step.step):
@@ -233,10 +233,10 @@ class Executor:
         return cell_step.has_inputs
 
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
-        """Return whether workers that repeat the cell's step after a loss might lack frames that only lost workers have
-        logged: those between cells of one owner (except parts of one stage, which one heir gets at one version), or of
-        two owners lost at once; those of a pipeline with shared cells; those of tied stages that are not adjacent, if
-        several workers may be lost at once.
+        """Return whether heirs that repeat the cell's step after a loss might lack frames that only lost workers have
+        logged: if this worker owns several cells (except parts of one stage, which one heir gets at one version); if
+        adjacent stages lost at once may get different heirs; if a cell of the pipeline is shared; or if several workers
+        may be lost at once and a tied stage is not adjacent.
         """
         if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True

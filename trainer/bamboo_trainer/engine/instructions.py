@@ -69,7 +69,7 @@ class Instructions:
         self._actions[type(instruction)](cell_step, instruction)
 
     def _parts(self, cell_step: CellStep, microbatch: int | None = None) -> tuple[Stage, Work]:
-        """Return a cell's stage and its work on the step, or on this microbatch if it runs again (`CellStep.again`)."""
+        """Return the stage, and the work on the step or, for a microbatch in `CellStep.again`, on that microbatch."""
         work = cell_step.work if microbatch is None else cell_step.again.get(microbatch, cell_step.work)
         assert work is not None
         return self._states.running(cell_step.cell), work
@@ -92,8 +92,8 @@ class Instructions:
             self._outbox.emit(address, [part.detach() for part in outputs], facts)
 
     def _is_timed_by_layer(self, cell_step: CellStep, stage: Stage) -> bool:
-        """Count an ordinary forward; return whether to run it layer by layer, with the same bits, and time each layer.
-        A stage's first forward, which is checked as a whole, and repetitions are neither counted nor timed.
+        """Count an ordinary forward; return whether to run it layer by layer (the same bits) and time each layer. Do
+        not count or time repetitions, or a stage's first forward, which is checked as a whole.
         """
         ordinary = stage.has_run and cell_step.is_ordinary(self._shared.log.newest)
         return ordinary and self._shared.timer.begins_forward(cell_step.cell.stage)
@@ -107,7 +107,7 @@ class Instructions:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, step, m, EVALUATED), outputs)
 
     def _coming(self, cell_step: CellStep) -> Iterator[tuple[int, int]]:
-        """Yield step and microbatch of each forward expected next, to read data ahead; a plan may change them."""
+        """Yield (step, microbatch) of the forwards expected next, to read data ahead; a new plan may change them."""
         assert cell_step.layout is not None
         for instruction in islice(cell_step.program, cell_step.done + 1, None):
             if isinstance(instruction, Forward):
@@ -245,7 +245,7 @@ class Instructions:
 
 
 def _chunk(bucket: slice, parts: int, index: int) -> slice:
-    """Return the index-th of `parts` nearly equal, contiguous chunks of these elements."""
+    """Return the index-th of `parts` nearly equal, contiguous chunks of a bucket's elements, as a slice."""
     size = bucket.stop - bucket.start
     return slice(bucket.start + size * index // parts, bucket.start + size * (index + 1) // parts)
 

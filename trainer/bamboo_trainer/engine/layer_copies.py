@@ -3,11 +3,11 @@
 A checkpoint's copies are made piece by piece while the worker waits for others in the next step. Training waits only
 for tensors that a forward may change, copied first, and for pieces left when the state is about to change. The copies
 are held, if memory suffices, until their checkpoint is given up or a newer one is complete. A cut's copies are made at
-once, and held until the first step with the new split is committed. Stages are restored from copies held here.
+once, and held until all workers have begun with the new split. Stages are restored from copies held here.
 
 When all workers begin anew with the state of a cut or a checkpoint, `LayerExchange` requests layers that are missing
-here from workers that hold copies, and answers such requests. Each layer of a cut is at some worker. A layer of a
-checkpoint is read from the store if no worker has it when asked.
+here from workers that hold copies, and answers such requests. Each layer of a cut has a holder. A layer of a
+checkpoint is read from the store if the plan names no holder, or if the holder no longer has it when asked.
 """
 
 import logging
@@ -39,7 +39,7 @@ class CheckpointFiles(Protocol):
     """The files of checkpoints, written while training continues."""
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
-        """Write these copies to the checkpoint's files. seconds: the time for which training waited for the copies."""
+        """Queue these copies for writing into the checkpoint. seconds: how long training waited for the copies."""
 
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
@@ -88,9 +88,9 @@ class LayerCopies:
     # making them
 
     def reached(self, stage: int, values: StageValues, mark: CheckpointMark | None, plan: Plan) -> None:
-        """Start to copy a stage that has reached a new version, if this worker writes a part of its checkpoint.
+        """Start to copy a stage's new state for a checkpoint, if this worker writes a part of that stage.
 
-        mark: the checkpoint in the commit that leads to the version; None: no checkpoint. plan: the one in force.
+        mark: the checkpoint in the commit that led to the state; None: no checkpoint. plan: the one in force.
         """
         if mark is None:
             return
@@ -100,7 +100,7 @@ class LayerCopies:
             self._begin(stage, values, state, share(mark.writers[stage], self._worker, plan.stages[stage]))
 
     def keep_last(self, wanted: KeepLastState, states: StageStates, plan: Plan) -> bool:
-        """Start once to copy this worker's part of the state after the last step; return False if it is not here."""
+        """Start to copy this worker's part of the last step's state, only once. Return False if it is not here."""
         if wanted.checkpoint == self._last:
             return True
         mine = [stage for stage, named in enumerate(wanted.writers) if self._worker in named]
@@ -123,7 +123,7 @@ class LayerCopies:
             self._look_whether_complete(stage)
 
     def advance(self) -> bool:
-        """Copy one more piece, when idle. Return False if there is none."""
+        """Copy one more piece of a stage's state. Return False if none is left."""
         stage = next(iter(self._shares), None)
         if stage is None:
             return False
@@ -186,7 +186,7 @@ class LayerCopies:
             self._say(state, layers)
 
     def obeyed(self, plan: Plan) -> None:
-        """Drop the cut's copies if a plan of a newer origin begins with another state, or names no copies to use."""
+        """Drop the cut's copies if a plan of a newer origin than theirs restores another state or has no `sources`."""
         if plan.origin > self._origin and (not plan.sources or plan.restore != self.cut):
             self._forget_cut()
 
@@ -206,7 +206,7 @@ class LayerCopies:
         self._say(cut, states)
 
     def committed(self, origin: int, step: int) -> None:
-        """Drop the cut's copies if the step after the cut is committed: then no worker begins anew with the cut."""
+        """Drop the cut's copies if the step after the cut is committed in their origin: then the old split stays."""
         if self.cut is not None and (self._origin, self.cut.step) == (origin, step):
             self._forget_cut()
 
@@ -218,7 +218,7 @@ class LayerCopies:
     # of checkpoints
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """If there is room, hold a checkpoint's copies (drop all but MOST_CHECKPOINTS), and tell the coordinator."""
+        """Hold and report a checkpoint's copies, if memory suffices. Keep at most MOST_CHECKPOINTS checkpoints."""
         if not self.has_room(checkpoint, states.values()):
             return
         self.held.setdefault(checkpoint, {}).update(states)
@@ -227,10 +227,10 @@ class LayerCopies:
         self._say(checkpoint, self.held[checkpoint])
 
     def has_room(self, checkpoint: CheckpointId, states: Collection[LayerState]) -> bool:
-        """Return whether memory suffices for these copies and the next checkpoint's, or has no limit; warn once if not.
+        """Return whether memory suffices for these copies and the next checkpoint's, equally large; if not, warn once.
 
-        These copies exist already, to be written or for a stage that begins with them. Copies of other checkpoints do
-        not count, because they will be dropped.
+        True if no limit is known. These copies exist already, to be written or for a stage that begins with them.
+        Copies of other checkpoints do not count, because they will be dropped.
         """
         memory = self._memory()
         if memory is None:
@@ -292,7 +292,7 @@ def is_exchanged(address: Address) -> bool:
 
 
 class LayerExchange:
-    """The exchange of layers' copies between workers that begin anew. copies: this worker's, which get the layers."""
+    """The exchange of layers' copies between workers that begin anew. copies: the sent and the received layers."""
 
     def __init__(self, worker: WorkerId, transport: Transport, copies: LayerCopies) -> None:
         self._worker, self._transport, self._copies = worker, transport, copies

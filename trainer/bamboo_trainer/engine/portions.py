@@ -2,9 +2,9 @@
 
 `PortionSteps` begins and ends portions, exchanges their sums, and makes frames that neighbouring stages lack.
 
-`KeptSums` holds gradient sums of finished groups of microbatches. An owner sends them, except the last group's, to
-another worker, the cell's keeper, if there is one, as often as `Pace` allows. After a loss, the cell's next owner gets
-these sums and continues after their microbatches.
+`KeptSums` holds gradient sums of finished groups of microbatches. If a cell has a keeper (another worker), the owner
+sends it these sums, except the last group's, as often as `Pace` allows. After a loss, the cell's next owner gets these
+sums and continues after their microbatches.
 """
 
 from collections.abc import Container, Iterator, Mapping, Set
@@ -23,7 +23,7 @@ from bamboo_trainer.transport.wire import Lane
 
 
 class KeptSums:
-    """Frames of gradient sums for cells' owners or next owners, of each cell's newest step. No sum includes another."""
+    """Gradient sums (frames) of each cell's newest step, for its owner or next owner. No sum includes another one."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, list[Frame]] = {}
@@ -38,7 +38,7 @@ class KeptSums:
         self._frames[address.cell] = sorted([*others, frame], key=lambda one: one.address.microbatch)
 
     def all_of(self, cell: Cell, step: int) -> list[Frame]:
-        """Return the frames of a cell's step, in order."""
+        """Return the kept sums of a cell's step, in the order of their microbatches."""
         return [frame for frame in self._frames.get(cell, ()) if frame.address.step == step]
 
     def of(self, cell: Cell, step: int, microbatches: Range) -> list[Frame]:
@@ -61,13 +61,13 @@ def _is_part(one: Address, other: Address) -> bool:
 
 
 class Pace:
-    """The pace of sending sums: none while one is in transit, then none for as many calls of `allows` as that took."""
+    """A limit on sending sums: one at a time, then a pause of as many calls of `allows` as the sum's transit took."""
 
     def __init__(self) -> None:
         self._rests = 0
 
     def allows(self, *, is_sending: bool) -> bool:
-        """Return whether to send a sum now; call after each microbatch if one waits. is_sending: one is in transit."""
+        """Return whether to send a sum now. Call it per microbatch while a sum waits. is_sending: one is in transit."""
         if is_sending:
             self._rests += 1
             return False
@@ -78,7 +78,7 @@ class Pace:
 
 
 class PortionSteps:
-    """Work of this worker on portions, by cell and microbatches. A begun portion continues while the plan allows it.
+    """This worker's work on portions, by cell and microbatches. A begun portion continues while the plan allows it.
 
     The new owner of a lost cell waits for sums from the keeper or the old owner, and runs only the other groups: the
     kept groups' frames have reached the neighbouring stages. No worker runs a portion whose sum the owner has. If a
@@ -126,7 +126,7 @@ class PortionSteps:
         self.kept.keep(self._outbox.frame(address, tensors, payload))
 
     def take_over(self, old: Plan | None) -> None:
-        """Ask neighbours for frames, and wait for sums or give them, as the new plan says. old: the plan before it."""
+        """Obey a new plan: ask neighbours for missing frames, and await or send kept sums. old: the plan before it."""
         changed = changed_cells(self._plan.current, old) if old and not self._plan.current.boundary else set()
         for one in self.cell_steps():
             self._ask_beside(one, self._plan.current.cells() if one.cell in changed else changed)
@@ -141,7 +141,7 @@ class PortionSteps:
         self._give_kept()
 
     def await_kept(self, old: Plan | None, changed: Set[Cell]) -> None:
-        """Note the cells whose kept sums this worker waits for, as their new owner, or gives to their new owner.
+        """Record the cells whose kept sums this worker awaits as their new owner, or sends to their new owner.
 
         changed: cells whose owner or portions the plan changes in the middle of a step. old: the plan before it.
         """
@@ -221,7 +221,7 @@ class PortionSteps:
     # the owner of a shared cell
 
     def gather(self, owned: CellStep) -> None:
-        """Give known sums to the step of this worker's shared cell and to its keeper; tell runners what is summed."""
+        """Pass known sums to a shared cell's step and to the cell's keeper; tell runners which portions are summed."""
         cell, step, layout = owned.cell, owned.step, owned.layout
         if not owned.portions or layout is None or step <= self._shared.log.newest:
             return
@@ -352,7 +352,7 @@ class PortionSteps:
     # frames that a neighbouring stage lacks
 
     def _ask_beside(self, one: CellStep, beside: Container[Cell], *, again: bool = False) -> None:
-        """Ask runners of neighbouring cells in `beside` for frames that the step lacks. again: also for logged ones."""
+        """Ask runners of neighbouring cells in `beside` for missing frames. again: also for frames in their logs."""
         plan, (d, s), step, layout = self._plan.current, one.cell, one.step, one.layout
         if layout is None or d >= layout.pipelines or step <= self._shared.log.newest:
             return
@@ -463,7 +463,7 @@ class PortionSteps:
                     self._ask_beside(owned, plan.cells())
 
     def _begin(self, cell: Cell, microbatches: Range, layout: Layout, stage: Stage) -> CellStep:
-        """Return a portion's new step, without summed microbatches, except those whose frames a neighbour lacks."""
+        """Return a portion's new step. It skips summed microbatches unless a neighbouring stage lacks their frames."""
         step, (first, end) = stage.values.version, microbatches
         is_done = (cell, step, microbatches) in self._summed
         is_done = is_done or self._outbox.log.get(Address(FrameKind.PARTIAL_SUM, *cell, step, first, end)) is not None

@@ -24,7 +24,7 @@ Place = tuple[Cell, int, int]  # cell, step and microbatch
 
 
 class Rehearsals:
-    """The rehearsals of an idle worker: which replicated stage it runs, and when."""
+    """A scheduler of an idle worker's rehearsals: it decides when to run which replicated stage, and runs it."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._plan, self._log, self._states = shared.plan, shared.outbox.log, shared.states
@@ -44,9 +44,9 @@ class Rehearsals:
         return any(self._rehearse_behind(one) for one in reversed(active))
 
     def _rehearse_behind(self, active: CellStep) -> bool:
-        """Rehearse the cell of the next stage, for which this worker is the shadow; return False if that is not due.
+        """Rehearse the next stage's cell if this worker is its shadow. Return False if not due, or inputs are missing.
 
-        It is not due in a step in which roles have changed: others may wait for work that this worker repeats.
+        No rehearsal is due in a step in which roles change: others may wait for work that this worker repeats.
         """
         plan, layout, step = self._plan.current, active.layout, active.step
         (d, s), devices = active.cell, self._plan.devices

@@ -139,7 +139,7 @@ class StageTimer:
         by_layer[-1].layers[layer] = seconds
 
     def _step_done(self) -> None:
-        """Summarize the times to report next, unless the latest complete ones have not been returned yet."""
+        """Summarize the times for the next report, if the latest summary was returned or is incomplete."""
         if self._asked or not all(times.microbatches for times in self._latest):
             self._asked = False
             self._sum_up()
@@ -209,7 +209,7 @@ class _Device:
 
 
 class DeviceTimes:
-    """A measurement of work on each device, and of when it is free. devices: number of the worker's devices."""
+    """The times of work on each device, and when each last became free. devices: number of the worker's devices."""
 
     def __init__(self, clock: Callable[[], float], timer: StageTimer, devices: int) -> None:
         self._clock, self._timer = clock, timer
@@ -239,7 +239,7 @@ class DeviceTimes:
             device.measured.append(_Measured(entry, end, took))
 
     def forward_by_layer(self, stage: Stage, work: Work, place: tuple[int, int], inputs: Parts | None) -> Parts:
-        """Run a forward with the bits of `Stage.forward`, and report each layer's seconds. place: step, microbatch."""
+        """Run a forward with the same bits as `Stage.forward`, but time each layer. place: step, microbatch."""
         self._by_layer, measured = True, self._of(stage.values.index).measured
         forwarding = stage.start(*place, inputs)
         while not forwarding.done:

@@ -1,4 +1,4 @@
-"""A worker's GPUs, or the CPU instead: their choice, torch's settings, moved layers, marks in their streams."""
+"""A worker's devices, GPUs or the CPU: their choice, torch's settings, copies of layers, marks in GPU streams."""
 
 import os
 import queue
@@ -28,7 +28,7 @@ class DeviceError(ValueError):
 def choose_device(worker: str) -> torch.device:
     """Return the device in BAMBOO_DEVICE ("cpu", "cuda", "cuda:1"), else a GPU if there is one, else the CPU.
 
-    The workers of a machine take its GPUs in turn. Raises DeviceError.
+    The workers of a machine take its GPUs in turn, by the number in the worker's name. Raises DeviceError.
     """
     wanted = os.environ.get(ENV_DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -68,7 +68,7 @@ def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
 
 
 def require_gpus(spec: JobSpec, devices: Sequence[torch.device]) -> None:
-    """Raise DeviceError if a job asks for GPUs and a worker in a pod would compute on the CPU.
+    """Raise DeviceError if a job asks for GPUs but its worker would compute on the CPU. For workers in pods.
 
     devices: the worker's devices. BAMBOO_DEVICE=cpu permits the CPU.
     """
@@ -118,7 +118,7 @@ def release_cached() -> None:
 def apart_from_others(
     layers: Mapping[int, nn.Module], device: torch.device, *, rounds: bool = False
 ) -> dict[int, nn.Module]:
-    """Return the layers, but a copy of each layer that has buffers or frozen parameters on another GPU.
+    """Return the layers, with copies in place of layers that have buffers or frozen parameters on another GPU.
 
     `Module.to` would move these away from that GPU. rounds: frozen parameters will change their dtype, so each layer
     with frozen parameters is copied. Copies share tensors and modules as their originals do; trained parameters are
@@ -194,7 +194,7 @@ class EventMark:
 class EventWatch:
     """A thread that calls `notify` after each event of a GPU, in the order in which the events were added.
 
-    The thread ends with the watch. At exit the process waits up to END_SECONDS: a thread inside torch would abort it.
+    The thread ends with the watch. Exit waits up to END_SECONDS, as a thread inside torch would abort the process.
     """
 
     def __init__(self, name: str, notify: Callable[[], None]) -> None:

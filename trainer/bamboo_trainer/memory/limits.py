@@ -1,8 +1,8 @@
 """Memory limits: how much memory the host and the GPUs of a worker have, and how much of it is in use.
 
-`host_memory` reads the limits and the use of this process's control groups, of both versions: its own group and all
-visible groups above it, which in a container are usually the container's own. The kernel kills processes of a group
-that exceeds its limit.
+`host_memory` reads limit and use from control groups, of version 1 or 2: this process's group and all visible groups
+above it, which in a container are usually the container's own. The kernel kills processes of a group that exceeds its
+limit.
 """
 
 import os
@@ -33,7 +33,7 @@ class HostMemory(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """The names of the files of one version of control groups."""
+    """The names of a control group's memory files, in one version of control groups."""
 
     limit: str
     used: str
@@ -51,7 +51,7 @@ def host_memory(root: Path = ROOT, groups: Path = GROUPS) -> HostMemory | None:
 
 
 def _folders(root: Path, groups: Path) -> Iterator[tuple[Path, _Files]]:
-    """Yield the folders of this process's control groups and their parents; some do not exist inside a container."""
+    """Yield (folder, file names) of this process's control groups and their parents. Some folders may not exist."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:
@@ -103,9 +103,9 @@ def has_room(device: torch.device, size: int) -> bool:
 
 
 def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> Memory:
-    """Return this process's peak and the limit, in bytes, of the GPU closest to its limit; without GPUs, of the host.
+    """Return this process's peak use and the limit, in bytes, of the fullest GPU or, without GPUs, of the host.
 
-    Memory that torch caches on a GPU counts as used. The host's limit is that of its control group, but at most the
+    Memory that torch caches on a GPU counts as used. The host's limit is the one from `memory`, but at most the
     machine's memory. Safe in any thread.
     """
     gpus = [
@@ -121,7 +121,7 @@ def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory |
 
 
 def device_memory(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> int:
-    """Return the bytes that stages may use on the smallest GPU or, without GPUs, on the host; 0 if that is unknown."""
+    """Return the bytes that stages may use on the smallest GPU or, without GPUs, the host; 0 if no limit is known."""
     limits = [torch.cuda.get_device_properties(device).total_memory for device in devices if device.type == "cuda"]
     if not limits and (host := memory()) is not None:
         limits = [host.limit]

@@ -1,6 +1,6 @@
-"""BERT as a masked language model: large (the default), base or tiny: `bamboo_trainer.models.bert:build`.
+"""BERT as a masked language model, of size large (the default), base or tiny: `bamboo_trainer.models.bert:build`.
 
-The output matrix is tied to the token embedding. There are no pairs of sentences, and no next sentence prediction.
+The output matrix is tied to the token embedding. Sentence pairs and next sentence prediction are left out.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ EPSILON: Final = 1e-12
 
 
 class BertEmbedding(nn.Module):
-    """The embedding: (tokens int64 [batch, time], mask [batch, time]) -> ([batch, time, width], mask as booleans).
-    Without a mask all tokens count.
+    """The token, position and segment embeddings: (tokens int64 [batch, time], mask [batch, time]) ->
+    ([batch, time, width], mask as booleans). All tokens are in segment 0; without a mask all count.
     """
 
     def __init__(self, c: Mapping[str, Any]) -> None:

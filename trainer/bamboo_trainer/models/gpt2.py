@@ -1,4 +1,4 @@
-"""GPT-2 in its four published sizes, or tiny: `bamboo_trainer.models.gpt2:build`. Head and embedding are tied."""
+"""GPT-2 in its four published sizes and a tiny one: `bamboo_trainer.models.gpt2:build`. Head and embedding are tied."""
 
 import math
 from collections.abc import Mapping

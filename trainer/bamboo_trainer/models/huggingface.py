@@ -6,8 +6,8 @@ on the Hub are fetched into the Hub's cache, by commit. If no commit is given, a
 
 `BalancedExperts` is the load-balancing loss of a mixture of experts (MoE), as transformers computes it with
 `output_router_logits`: number of experts * sum over experts of (how often the expert is chosen * how probable it is),
-both as means over all tokens and all routers of the model (Fedus et al., Switch Transformers, 2021, equations 4 to 6;
-there for one router). So layers pass on the sums of both and the number of tokens; the last layer computes the loss.
+both as means over all tokens and all routers of the model (Fedus et al., Switch Transformers, 2021, equations 4 to 6,
+for one router). So layers pass on the sums of both and the number of tokens; the last layer computes the loss.
 """
 
 import importlib
@@ -46,10 +46,10 @@ NAME = "router"  # of the loss in reports
 
 
 class BalancedExperts:
-    """The auxiliary loss that balances the experts of a model of transformers (MoE); see `split.layers.Alongside`.
+    """The load-balancing loss of a transformers model's experts (MoE); implements `split.layers.Alongside`.
 
-    The layers pass on `size` tensors: fp32 [2 * experts + 1], with how often each expert was chosen, its summed
-    probability, and the number of tokens, once for each router; and the mask of the tokens that count, if any.
+    The layers pass on `size` tensors: fp32 [2 * experts + 1], sums over tokens and routers, and the data's mask, if
+    any. The sums count each expert's choices, add up each expert's probability, and count the tokens.
     """
 
     def __init__(self, routers: Sequence[Any], experts: int, chosen: int, coefficient: float, *, masked: bool) -> None:
@@ -81,7 +81,7 @@ class BalancedExperts:
         return self._experts * torch.sum((chosen / tokens) * (probable / tokens))
 
     def _sums(self, logits: Tensor, mask: Tensor | None) -> Tensor:
-        """Return what a router adds to the sums of `BalancedExperts`: fp32 [2 * experts + 1].
+        """Return one router's part of the sums of `BalancedExperts`: fp32 [2 * experts + 1].
 
         logits: [tokens, experts]. mask: [samples, length]; 0 for tokens that do not count; None: all count.
         """
@@ -104,8 +104,8 @@ def balanced_experts(model: nn.Module, coefficient: float | None, *, masked: boo
     """Return the load-balancing loss of a model's experts (MoE); None if there is no coefficient, or it is 0.
 
     coefficient: factor of the loss; None: the model's, if its config has `output_router_logits: true`. masked: the data
-    have a mask. Raises ValueError if `output_router_logits` is true and there is no coefficient, or if there is one and
-    the model has no such loss, or a loss that differs from `BalancedExperts`.
+    have a mask. Raises ValueError if `output_router_logits` is true but no coefficient is known, or if the
+    coefficient is not 0 but the model's loss is missing or differs from `BalancedExperts`.
     """
     config: Any = model.config
     if coefficient is None and getattr(config, "output_router_logits", False):
@@ -154,10 +154,10 @@ _NO_TABLE: Final = {  # the key of the limit, for models that have no such table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceSettings:
-    """The settings in task.config, with one of model and architecture.
+    """The settings in task.config; either model or architecture is set.
 
-    model: a folder, which `read_settings` puts in place of an id on the Hub. revision: the commit, if the config has an
-    id. architecture: the content of a config.json, or a model_type alone.
+    model: a folder; `read_settings` replaces an id on the Hub with the model's cached folder. revision: the commit, if
+    the config has an id. architecture: the content of a config.json, or a model_type alone.
     """
 
     model: str | None = None
@@ -294,10 +294,10 @@ def published_config(settings: HuggingFaceSettings) -> Any:
 
 
 def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
-    """Raise ValueError for a key that transformers does not know and that resembles a known key that is not given.
+    """Raise ValueError for a probable misspelling: an unknown key that resembles a known key that is not given.
 
-    given: the keys of an architecture. usual: the default config of that model type. Transformers accepts any key, and
-    a published config.json has keys that have no effect.
+    given: the keys of an architecture. usual: the default config of that model type. Other unknown keys are allowed, as
+    in transformers: a published config.json has keys that have no effect.
     """
     known = {*usual.to_dict(), *usual.attribute_map}
     free = sorted(known - given.keys())
@@ -307,7 +307,7 @@ def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
 
 
 def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an evaluation's data config; length and tokenizer, if the kind has them, default to those in `data`."""
+    """Return an evaluation's data config. Its length and tokenizer, if its kind has them, default to `data`'s."""
     found = with_length(given, data.get("length"))
     tokenized = (texts.TEXT, texts.KIND)
     if "tokenizer" in data and data.get("kind") in tokenized and found.get("kind") in tokenized:
@@ -316,8 +316,8 @@ def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 
 
 def objective_of(config: Any) -> Objective:
-    """Return a model's default objective: the one that transformers has for its type. If it has both: "masked" if the
-    config names a masked architecture, else "causal" if it names any other one or has `is_decoder`, else "masked".
+    """Return a model's default objective: the one that transformers has for its type. If both exist: "masked"
+    if the config names a masked architecture, else "causal" if it names any or has `is_decoder`, else "masked".
 
     Raises ValueError for a type with neither, and for encoder-decoders. config: a transformers config.
     """
@@ -335,7 +335,7 @@ def objective_of(config: Any) -> Objective:
 
 
 def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) -> None:
-    """Raise TaskError for sequences longer than `positions_of` returns. datasets: by the config's key."""
+    """Raise TaskError if a dataset's sequences are longer than `positions_of` allows. datasets: by the config's key."""
     most = positions_of(model, config)
     for key, dataset in datasets.items():
         if most is not None and dataset.length > most:
@@ -346,7 +346,7 @@ def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) 
 
 
 def positions_of(model: nn.Module, config: Any) -> int | None:
-    """Return the largest number of tokens in a sequence; None if there is no limit, as with rotary positions."""
+    """Return a model's maximum sequence length in tokens; None if it has no limit, as with rotary positions."""
     limit = getattr(config, _NO_TABLE.get(config.model_type, "max_position_embeddings"), None)
     tables = [
         module
@@ -378,8 +378,8 @@ def mask_token(config: Any) -> int:
 
 
 def rate(settings: HuggingFaceSettings, steps: int | None) -> Callable[[int], float]:
-    """Return a learning rate schedule: linear warm-up, then linear decay, which reaches 0 when `steps` steps are done;
-    constant after the warm-up if `steps` is None.
+    """Return a learning rate schedule: linear warm-up, then linear decay, which reaches 0 when `steps` steps are done.
+    If `steps` is None, the rate stays constant after the warm-up.
     """
     peak, warmup = settings.learning_rate, settings.warmup_steps
     if steps is None:
@@ -414,8 +414,8 @@ def _made(key: str, make: Callable[[], Any]) -> Any:
 
 
 def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
-    """Run a model of transformers, and return its logits. names: the names of the inputs. For positions without a mask,
-    transformers separates the documents of a sequence where the positions begin again.
+    """Run a model of transformers, and return its logits. names: the names of the inputs. If the inputs have positions
+    but no mask, transformers begins a new document wherever the positions begin again.
     """
     named = dict(zip(names, inputs, strict=True))
     masked = "attention_mask" in named

@@ -1,7 +1,7 @@
-"""Published folders of weights, on this machine or on the Hugging Face Hub.
+"""Folders of published model weights, on this machine or on the Hugging Face Hub.
 
 `PublishedWeights` reads a folder with model.safetensors, or with several files and their index. At first it reads only
-the header of the single file, or the index, and then each tensor when it is needed.
+the header of the single file, or the index. It reads each tensor when the tensor is needed.
 
 `model_folder` returns the folder of a model by its id on the Hub. The model is pinned to a commit, since a branch may
 change before another worker joins. Workers with the same HF_HOME folder share the Hub's cache, in which a commit is
@@ -32,8 +32,8 @@ _OLDER: Final = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "La
 
 
 class PublishedWeights:
-    """The safetensors weights in a published folder. Raises ValueError, a sentence for the user, if a file or the index
-    is missing or invalid.
+    """The safetensors weights in a published folder. Raises ValueError, with a sentence for the user, if a file or the
+    index is missing or invalid.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,10 +41,10 @@ class PublishedWeights:
         self._files = self._found()
 
     def read(self, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Read the folder's values of these tensors, by the model's names; tensors that it lacks are left out.
+        """Read tensors from the folder. Return them by the model's names, without tensors that the folder lacks.
 
-        wanted: by the model's names, tensors of the wanted shapes and dtypes; a tensor may have several names in the
-        model, and one in the folder. Floats are converted. Raises ValueError for another shape or dtype or a bad file.
+        wanted: by the model's names, tensors of the wanted shapes and dtypes. If a tensor has several names, the folder
+        needs only one. Floats are converted. Raises ValueError for another shape or dtype or a bad file.
         """
         values: dict[int, Tensor] = {}
         for name, form in wanted.items():
@@ -63,7 +63,7 @@ class PublishedWeights:
                 )
 
     def _name(self, name: str) -> str | None:
-        """Return the folder's name for a tensor, perhaps an older name or one with another prefix, or None."""
+        """Return the folder's name for a tensor, perhaps older or with another prefix; None if the folder lacks it."""
         _, _, without = name.partition(".")
         candidates = [name, without, *(f"{base}.{name}" for base in ("model", "transformer", "bert"))]
         for new, old in _OLDER:
@@ -96,7 +96,7 @@ class PublishedWeights:
 
 
 def published_files(folder: Path) -> dict[str, Path]:
-    """Return each tensor's file, by published name. Raises ValueError for a missing or bad file or index."""
+    """Return each tensor's file, by published tensor name. Raises ValueError for a missing or bad file or index."""
     single, index = folder / SINGLE, folder / INDEX
     if single.exists():
         with opened(single) as file:
@@ -141,12 +141,12 @@ _ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # gpt2, op
 
 
 def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
-    """Return a model's folder: `given` itself, or for an id on the Hub, the folder in the Hub's cache, fetched if
-    needed.
+    """Return a model's folder: `given` itself or, for an id on the Hub, the model's folder in the Hub's cache.
 
-    weights: fetch safetensors weights, and not only the model's description; other formats and code are never fetched.
+    A child process fetches missing files into the cache: the model's description and, if `weights`, safetensors
+    weights, but never other formats or code.
 
-    Raises ValueError unless `revision` is a commit hash for an id and None for a folder, or if the fetch fails.
+    Raises ValueError if an id has no commit hash as `revision`, if a folder has a revision, or if fetching fails.
     """
     if Path(given).exists() or not _ID.fullmatch(given) or given.endswith(".json"):
         if revision is not None:
@@ -171,7 +171,7 @@ def _not_pinned(given: str, revision: str | None) -> str:
 
 
 def _in_cache(model: str, commit: str, patterns: list[str]) -> str | None:
-    """Return the model's folder in the cache; None if it is not there as a whole. Makes no request."""
+    """Return the model's folder in the cache; None if the cache lacks any of its files. Makes no request."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

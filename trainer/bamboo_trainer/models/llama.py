@@ -123,8 +123,8 @@ class LlamaHead(nn.Module):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Apply rotary position embeddings (RoPE) to x [batch, heads, time, size]: elements i and i + size / 2 are rotated
-    by angles[time, i], in radians.
+    """Apply rotary position embeddings (RoPE) to x [batch, heads, time, size]: rotate elements i and i + size / 2 by
+    angles[time, i], in radians.
     """
     first, second = x.chunk(2, dim=-1)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)

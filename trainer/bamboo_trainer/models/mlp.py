@@ -90,8 +90,8 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def spirals(samples: int, noise: float, turns: float, seed: int) -> TensorDataset:
-    """Return a dataset of points of two interleaved spirals: inputs float32 [samples, 2], targets int64 [samples], the
-    point's spiral. noise: standard deviation. turns: number of turns of each spiral.
+    """Return a dataset of points of two interleaved spirals. Inputs: float32 [samples, 2]. Targets: int64 [samples],
+    each point's spiral, 0 or 1. noise: standard deviation. turns: number of turns of each spiral.
     """
     generator = torch.Generator().manual_seed(seed)
     label = torch.arange(samples) % 2

@@ -31,12 +31,12 @@ class Sequences:
     """A dataset of token sequences for a language model, made from another dataset.
 
     Inputs: int64 [samples, length], and a mask of the tokens that count if the source has one. Targets: the same shape;
-    -100 does not count.
+    -100 marks targets that do not count.
 
-    source: gives tokens, perhaps a mask, and, if the objective is "causal", targets, each at the position of the token
-    before it; if it is "masked", the tokens to predict are chosen here, by the sample's number. shift: the source's
-    targets are at their own positions, like labels of transformers, and are shifted here. words: the vocabulary's size,
-    and the mask token. where: the config's key of the data, for messages. Raises ValueError for other sources.
+    source: has tokens, and perhaps a mask. For the objective "causal" it also has targets, each at the position of the
+    token before it. For "masked", this class chooses the tokens to predict, by the sample's number. shift: move each
+    target to the position before; for targets at their own positions, like labels of transformers. words: the
+    vocabulary's size, and the mask token. where: the data's key in the config. Raises ValueError for other sources.
 
     packed: instead of a mask the source has the number of each token's document, and the second input is the token's
     position in its document. names: the names of the inputs, as in transformers.
@@ -122,10 +122,10 @@ def open_sequences(
 ) -> Sequences:
     """Open the sequences that a config describes. Raises ValueError, StorageError.
 
-    config: the default kind, "random", with "length", "samples" and "padding", makes up sequences; for the others see
-    `bamboo_trainer.data.dataset_from`. Its "shift", and words: see `Sequences`. where: the config's key; made-up data
-    for an evaluation are other samples of the same kind. packs: the model can keep documents of one sequence apart.
-    kinds: the functions that open additional kinds.
+    config: see `bamboo_trainer.data.dataset_from`. The default kind, "random", makes up sequences, and takes
+    "length", "samples" and "padding". Its "shift", and words: see `Sequences`. where: the config's key; made-up
+    samples differ by key. packs: the model can keep documents of one sequence apart. kinds: the functions that open
+    additional kinds.
     """
     given = dict(config)
     shift = typed(f"{where}.shift", given.pop("shift", False), bool)
@@ -158,7 +158,7 @@ def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]
 
 
 def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
-    """Return the number of targets whose logit is the highest, and the number of targets; -100 does not count.
+    """Return the number of targets whose logit is the highest, and the number of targets, both without targets of -100.
 
     outputs: logits [samples, length, vocabulary]. targets: int64 [samples, length].
     """
@@ -169,9 +169,9 @@ def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
 def _made_up(
     vocabulary: int, *, where: str, samples: int = 512, length: int = 32, padding: bool = False
 ) -> TensorDataset:
-    """Make up sequences in which seven of eight tokens follow from the token before.
+    """Make up random sequences in which the token before determines about seven of eight tokens.
 
-    where: the config's key of the data; each key gives other sequences. padding: vary the lengths, and add a mask.
+    where: the data's key in the config; each key gives other sequences. padding: vary the lengths, and add a mask.
     """
     whole_numbers({"samples": samples, "length": length}, "samples", "length")
     seeds = {"data": 0, "evaluation": HELD_OUT}
@@ -254,8 +254,8 @@ def language_model(
 ) -> Task:
     """Return the task of a ready-made language model.
 
-    parts: the classes of its embedding, its block, repeated c["blocks"] times, and its head; each takes c. c: its
-    settings from `read_settings`. tied: the head's weight is the embedding's. rotary: sequences may be longer than
+    parts: the classes of the embedding, the block (used c["blocks"] times) and the head; each takes c. c: the settings
+    from `read_settings`. tied: the head's weight is the embedding's. rotary: sequences may be longer than
     c["positions"]. Raises ValueError for invalid data or a learningRate of 0; StorageError.
     """
     embedding, block, head = parts
@@ -291,8 +291,8 @@ def language_model(
 
 
 def _rate(c: Mapping[str, Any], training: TrainingFacts | None, dataset: Sequences) -> Callable[[int], float]:
-    """Return a learning rate schedule: linear warm-up, then cosine decay to a tenth of the peak at the end of the job;
-    constant after the warm-up if `training` is None. c: from `read_settings`. Raises ValueError for a rate of 0.
+    """Return a learning rate schedule: linear warm-up, then cosine decay to a tenth of the peak at the end of the job.
+    If `training` is None, the rate stays constant after the warm-up. c: settings. Raises ValueError for a rate of 0.
     """
     peak, warmup = c["learningRate"], c["warmupSteps"]
     if peak <= 0:
@@ -316,8 +316,8 @@ def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
 
 
 def evaluation(config: Mapping[str, Any] | None, opened: Callable[[Mapping[str, Any]], Dataset]) -> Evaluation | None:
-    """Return a task's evaluation, with the metric `accuracy`; None if there is no config. config: describes the data,
-    which `opened` opens.
+    """Return a task's evaluation, with the metric `accuracy`; None if `config` is None. opened: opens the data that
+    `config` describes.
     """
     if config is None:
         return None

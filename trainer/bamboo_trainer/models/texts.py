@@ -25,7 +25,7 @@ TOKENIZER_FILES: Final = (
 
 
 def has_tokenizer(folder: str) -> bool:
-    """Return whether the folder has files of a tokenizer. Without any, transformers would make an empty tokenizer."""
+    """Return whether the folder has a tokenizer file. Without any, transformers would make an empty tokenizer."""
     return any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
 
 
@@ -72,7 +72,7 @@ def open_text(
 def open_tokens(model: str, *, path: str, length: int, documents: str = Documents.JOINED) -> Dataset:
     """Open files of tokens: the kind "tokens" of `dataset_from`. model: the folder whose weights training begins with.
 
-    Raises ValueError, also for files of bytes if the model's tokenizer makes other tokens; StorageError.
+    Raises ValueError, also if the files hold bytes but the model's tokenizer makes other tokens; StorageError.
     """
     found = data_config.open_tokens(path=path, length=length, documents=documents)
     if found.vocabulary != ByteEncoder.vocabulary or not has_tokenizer(model):
@@ -110,8 +110,8 @@ def open_chats(
     """Tokenize conversations for training on their answers, and return them as a dataset in memory. Conversations are
     cut after `length` tokens; conversations that then have no answer are left out.
 
-    Inputs: int64 [samples, length], and a mask of the tokens that count, or the number of each token's conversation if
-    they are packed. Targets: int64 [samples, length], the next token if it belongs to an answer, else -100. model: the
+    Inputs: int64 [samples, length], and a mask of the tokens that count or, if packed, the number of each token's
+    conversation. Targets: int64 [samples, length], the next token if it belongs to an answer, else -100. model: the
     model's folder, if any. vocabulary: size of the model's vocabulary. path: a file with a JSON object {"messages":
     [{"role", "content"}, ...]} in each line. tokenizer: a folder, by default the model's. Raises ValueError.
     """
@@ -146,7 +146,7 @@ class ChatTemplate:
         return 0 if found is None else int(found)
 
     def chat(self, messages: Sequence[Any], place: str) -> Chat:
-        """Return a conversation's tokens, and which of them are answers. place: begins the text of a ValueError."""
+        """Tokenize a conversation, and mark its answers. place: its file and line, which begin a ValueError's text."""
         try:
             return self._marked(messages) if self._marks_answers else self._compared(messages, place)
         except Exception as error:  # a template may raise anything
@@ -182,7 +182,7 @@ class ChatTemplate:
 
 
 class _Unstable(ValueError):
-    """Error: more messages change how the template renders earlier ones, or an answer lacks the generation prompt."""
+    """Error because later messages change how earlier ones are rendered, or an answer lacks the generation prompt."""
 
 
 def _conversations(path: Path) -> Iterator[tuple[str, list[Any]]]:

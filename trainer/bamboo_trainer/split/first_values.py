@@ -52,8 +52,8 @@ class _Node:
 
 
 class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Recorder of the operations of a constructor that runs inside this context. Afterwards `of` returns real tensors
-    with the initial values, with new random draws at each call.
+    """A context that records the operations of a constructor run inside it. Afterwards `of` returns real tensors with
+    the initial values, with new random draws at each call.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -138,8 +138,8 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def without_values(mode: FakeTensorMode) -> Iterator[FirstValues]:
-    """Record the constructor that runs in this context, on fake tensors. Its random draws are the same in every
-    process; afterwards the random generators of the CPU have their earlier states.
+    """Run a constructor in this context on fake tensors, and yield the recorder of its operations. Its random draws are
+    the same in every process; afterwards the random generators of the CPU have their earlier states.
     """
     values = FirstValues(mode)
     numpy = sys.modules.get("numpy.random")

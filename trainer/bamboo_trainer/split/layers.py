@@ -1,8 +1,8 @@
 """The layers of a split model: each runs one position, which is a part of the model's forward (see `recording`).
 
-A position that consists of only a block calls the block. A position that has code of the model's own runs the model's
-forward from its beginning: on fake tensors up to the position, which takes no memory and a few milliseconds, and on
-real tensors from there on.
+The layer of a position that is only a block calls the block. If the position has code of the model's own, the layer
+runs the model's forward from its beginning: on fake tensors before the position, which takes no memory and a few
+milliseconds, and on real tensors within it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -128,7 +128,7 @@ class SplitLayer(nn.Module):
         self.module, self._position, self._route = module, position, route
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SplitLayer":
-        """Return a copy that shares the route, and the fake tensors in place of other layers' parameters."""
+        """Return a copy that shares the route, and the fake tensors that stand in for other layers' parameters."""
         memo[id(self._route)] = self._route
         for module in self.modules():
             memo |= {id(value): value for value in vars(module).values() if isinstance(value, FakeTensor)}
@@ -216,7 +216,7 @@ class SplitLayer(nn.Module):
 
 @contextmanager
 def _seated(model: nn.Module, names: Sequence[str], instead: Callable[..., Any]) -> Iterator[None]:
-    """Replace blocks' forwards in this context by `instead`, which gets a block's own forward as first argument."""
+    """Replace blocks' forwards in this context by `instead`, whose first argument is the block's own forward."""
     blocks = dict.fromkeys(model.get_submodule(name) for name in names)
     own = {block: block.__dict__.get("forward") for block in blocks}
     for block in blocks:
@@ -287,8 +287,8 @@ class ModelRun(TorchFunctionMode):
 
     @contextmanager
     def _gradients_aside(self) -> Iterator[None]:
-        """Set aside, in this context, gradients whose dtype differs from their parameter's: torch makes no fake tensor
-        with such a gradient.
+        """Remove, in this context, gradients whose dtype differs from their parameter's: torch cannot make a fake
+        tensor of a parameter with such a gradient.
         """
         self._paused = True
         aside = [(p, p.grad) for p in self._layer.module.parameters() if p.grad is not None and p.grad.dtype != p.dtype]
@@ -333,7 +333,7 @@ class ModelRun(TorchFunctionMode):
             self._imagine(tensor, key)
 
     def _block(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run in place of a block's forward: skip blocks before the position, begin it, or raise _Enough at its end."""
+        """Replace a block's forward: skip it before the position, begin the position, or raise _Enough at its end."""
         i, self._next = self._next, self._next + 1
         call = self._recording.calls[i]
         given, form = take_apart((args, kwargs), f"{call.name} gets something that")

@@ -1,7 +1,7 @@
 """The recording of the tensors that pass between a model's blocks, made by running its forward once on fake tensors.
 
-A position is a part of the forward that one layer runs: 0 is the model's code before the first block, i + 1 is block i
-with the code between it and the next one, and, after the n blocks, n + 1 is the code after the last one.
+A position is a part of the forward that one layer runs. Of n blocks, position 0 is the model's code before the first
+block, i + 1 is block i with the code between it and the next block, and n + 1 is the code after the last block.
 
 A model passes to a block, and gets from it, tensors in tuples, lists, dictionaries and dataclasses. `take_apart`
 separates each value into its tensors and a `Form`, from which `put_together` rebuilds it. A boundary between workers
@@ -51,7 +51,7 @@ class Form:
 
 
 def take_apart(value: Any, what: str) -> tuple[list[Tensor], Form]:
-    """Split a value into its tensors and its form. what: a phrase for the value, which begins an error's text.
+    """Split a value into its tensors and its form. what: names the value at the beginning of an error's text.
 
     Raises CannotSplit for a type other than tensors, `CONSTANTS`, mappings, tuples, lists and dataclasses.
     """
@@ -146,7 +146,7 @@ def surroundings() -> Surroundings:
 
 
 def settings_of(name: str, outside: Surroundings, inside: Surroundings) -> CallSettings:
-    """Return the settings around block `name`'s call. outside: around the model's forward; inside: around the call.
+    """Return the settings to restore around block `name`'s call. outside: around the model's forward; inside: the call.
 
     Raises CannotSplit if a setting differs that a layer cannot restore.
     """
@@ -173,7 +173,7 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
 """A tensor of the forward: ("input", 0, n), the model's n-th input; ("call", i, n) or ("out", i, n), the n-th tensor
-that block i gets or returns; ("made", position, RESULTS * f + n), the n-th result of the f-th function called there."""
+that block i gets or returns; ("made", position, RESULTS * f + n), the n-th result of the position's f-th call."""
 
 Shape = tuple[int, ...]
 _LOST: Final[Key] = ("lost", 0, 0)
@@ -257,10 +257,10 @@ def record(
     really: Really,
 ) -> Recording:
     """Record a model's forward. blocks: modules of the model, in the order of their calls. names: the blocks' names.
-    call: (model, inputs) -> the model's result. really: called for a block that fails on fake tensors; runs it on real
-    ones and returns its result as fake tensors: (number, form of the arguments, their tensors) -> result.
+    call: (model, inputs) -> the model's result. really: (block's number, form of its arguments, their tensors) -> its
+    result as fake tensors; called for a block that fails on fake tensors, to run it on real ones.
 
-    The forwards of the blocks are replaced, and not restored. Raises CannotSplit.
+    Replaces the forwards of the blocks, and does not restore them. Raises CannotSplit.
     """
     recorder = _Recorder(model, blocks, names, inputs, really)
     try:
@@ -373,7 +373,7 @@ class _Recorder(TorchFunctionMode):
         )
 
     def _block(self, block: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Record the call of a block, and run its forward. Replaces the block's `forward`."""
+        """Record the call of a block, and run its own forward. Called in place of the block's `forward`."""
         if self._body is not None:
             return forward(*args, **kwargs)
         i = self._next
@@ -526,14 +526,14 @@ def tensors_in(tree: Any) -> list[Tensor]:
 def called(
     function: Callable[..., Any], args: Any, kwargs: Any, given: Sequence[Tensor]
 ) -> tuple[Any, list[Tensor], list[Tensor]]:
-    """Call the function. Return its result, the tensors in it, and the tensors of `given` that it has written to."""
+    """Call a function. Return its result, the tensors in the result, and the tensors of `given` that it has changed."""
     versions = [t._version for t in given]
     result = function(*args, **kwargs)
     return result, tensors_in(result), [t for t, old in zip(given, versions, strict=True) if t._version != old]
 
 
 def numbered(made: Sequence[Tensor], written: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-    """Return the tensors that a function has written to or made, each once, numbered from 0."""
+    """Return the tensors that a function wrote to, then the others that it has made, each once, numbered from 0."""
     return list(enumerate([*written, *(t for t in made if not any(t is w for w in written))]))
 
 

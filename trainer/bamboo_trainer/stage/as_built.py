@@ -1,7 +1,7 @@
 """The plain attributes of a stage's modules as they were built, to run code without the changes of earlier calls.
 
-A worker that takes over has just built its layers, so a layer whose results depend on its earlier calls gives other
-results there. Only numbers, texts and None are compared: a generator or list kept by a layer is not compared.
+A worker that takes over has just built its layers, so it gets other results from a layer that depends on its earlier
+calls. Only numbers, strings and None are compared: a generator or list kept by a layer is not compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ _OWN: Final = frozenset(vars(nn.Module()))  # of every module
 
 
 class AsBuilt:
-    """The plain attributes (numbers, texts, None) that modules had when this object was made."""
+    """The plain attributes (numbers, strings, None) that modules had when this object was made. layers: by number."""
 
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
         self._first = {
@@ -50,15 +50,15 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 
 
 def _differing(module: nn.Module, first: Mapping[str, Any]) -> list[str]:
-    """Return the names of plain attributes that are new or changed. Attributes that were plain and now hold another
-    kind of object are caches, and left out.
+    """Return the names of plain attributes that are new or changed. An attribute that was plain and now holds another
+    kind of object is taken for a cache, and left out.
     """
     now = _plain(module)
     return [n for n in now if n not in first or type(now[n]) is not type(first[n]) or now[n] != first[n]]
 
 
 def _set(module: nn.Module, wanted: Mapping[str, Any]) -> None:
-    """Set the plain attributes to these values, and remove other plain ones."""
+    """Set a module's plain attributes to these values, and remove its other plain attributes."""
     for name in _differing(module, wanted):
         if name in wanted:
             setattr(module, name, wanted[name])

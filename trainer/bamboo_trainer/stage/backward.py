@@ -37,7 +37,7 @@ class BackwardRunner:
         self._modules = {id(module) for layer in values.layers.values() for module in layer.modules()}
 
     def run(self, work: Work, step: int, microbatch: int, gradients: Gradients | None, *, postpone: bool) -> Gradients:
-        """Run a backward; see `Stage.backward`. postpone: leave weight gradients for later, if that changes no bit."""
+        """Run a backward; see `Stage.backward`. postpone: compute weight gradients later, if that keeps their bits."""
         added, first = len(work.added.get(microbatch, ())), self._values.first == 0
         leaves, given = work.ends(microbatch, gradients, self._values.config.microbatches, self._scale())
         cuts = work.cuts.pop(microbatch, None)
@@ -99,7 +99,7 @@ class BackwardRunner:
         return f"the backward of {layers}, at step {step + 1}, microbatch {microbatch},"
 
     def _postponed(self, work: Work, microbatch: int, pairs: list[tuple[GradientEdge, Tensor]], leaves: Parts) -> bool:
-        """If this microbatch's backward can be split, compute only its inputs' gradients, and return True."""
+        """Compute only the inputs' gradients, and postpone the rest; return False if that is impossible."""
         if not self._splits:
             return False
         with self._watched() if self._unwatched else nullcontext():
@@ -110,7 +110,7 @@ class BackwardRunner:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """In this context, stop splitting backwards once a backward runs a layer again: each part would run it.
+        """Stop splitting once a backward in this context runs a layer again: each part would run that layer again.
 
         The task names its checkpointed layers (`Task.checkpointed`), but a module may also checkpoint itself.
         """
@@ -145,10 +145,10 @@ class BackwardRunner:
         self._parameters.bind(total.target)
 
     def _add(self, work: Work, microbatch: int, compute: Callable[[], None]) -> None:
-        """Add to the sum a microbatch's parameter gradients, which `compute` computes, and its norms' statistics.
+        """Run `compute` for a microbatch's parameter gradients; add them and the norms' statistics to the sum.
 
         For `GradientSum.half`, the gradients are computed separately first: a parameter may be reached more than once,
-        and its gradients must be summed before they are added there.
+        and its gradients must be summed before they are added to the half.
         """
         parameters, total, statistics = self._parameters, work.gradients, work.statistics.pop(microbatch, ())
         half = total.half

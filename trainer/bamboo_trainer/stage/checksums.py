@@ -29,7 +29,7 @@ _SIGN: Final = (1 << 64) - 1
 
 
 def checksum(tensor: Tensor) -> int:
-    """Return a 64-bit checksum, equal for equal bits on any device; equal for other bits in about one case in 2**64."""
+    """Return a 64-bit checksum of the bits, the same on any device. Other bits collide once in about 2**64 cases."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     whole = data.numel() // 8 * 8
     if data.is_cpu and whole <= 8 * CHUNK:  # numpy takes a third of torch's time for a small tensor
@@ -50,14 +50,14 @@ def _total(data: Tensor) -> Tensor:
 
 
 def checksum_of(tensors: Iterable[Tensor | None], values: Iterable[object] = ()) -> int:
-    """Return a 64-bit checksum of several tensors in order, with their types and shapes, and of plain values."""
+    """Return a 64-bit checksum of several tensors in order, with their dtypes and shapes, and of plain values."""
     described = [t if t is None else (str(t.dtype), tuple(t.shape), checksum(t)) for t in tensors]
     return int.from_bytes(hashlib.blake2b(repr((described, list(values))).encode(), digest_size=8).digest(), "big")
 
 
 @cache
 def _weights(device: torch.device) -> Tensor:
-    """Return CHUNK pseudorandom odd weights, equal on all machines, so that the position of a value counts, too."""
+    """Return CHUNK pseudorandom odd weights, equal on all machines. They make a checksum depend on positions."""
     words = torch.arange(1, CHUNK + 1, dtype=torch.int64)
     for shift in (29, 31, 32):
         words = (words ^ (words >> shift)) * _STEP
@@ -76,7 +76,7 @@ def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
 
 
 def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Collection[str] = ()) -> str:
-    """Return the sum of the SHA-256 of the state's tensors and numbers. without: names to leave out ("0.weight")."""
+    """Return the sum of the SHA-256 of the state's tensors and numbers. without: names to omit, as "0.weight"."""
     digests = []
     for name, tensor in _named(parameters, optimizer):
         if _slot(name) not in without:
@@ -160,11 +160,11 @@ class Constants:
             self._known[place] = _Known(tensor, _changes(tensor), None)
 
     def check(self, bits: bool = False) -> None:
-        """Raise TaskError if a buffer or frozen parameter is new, gone or changed, or a trained parameter new or
-        replaced.
+        """Raise TaskError if a buffer or frozen parameter is new, gone or changed, or a trained one new or replaced.
 
-        For running buffers and frozen parameters any write is a change. Another buffer's bits are compared if it was
-        replaced or torch counted a write; with `bits` always, as torch counts no writes through numpy or `.data`.
+        A running buffer or frozen parameter counts as changed after any write or replacement. The bits of another
+        buffer are compared if it was replaced or torch counted a write; with `bits` always, as torch counts no writes
+        through numpy or `.data`.
         """
         seen = set()
         for place, tensor, kind in self._all():

@@ -1,9 +1,9 @@
 """Layers compiled by torch.compile, each separately: the required toolchain, and compiling ahead of time.
 
-A compiled layer's code must not depend on the model's split, nor its results on what a worker has run before. So each
-layer is one graph for exactly the shapes and dtypes of its inputs (no dynamic shapes), always with the graph for the
-backward. Evaluations run eagerly, as do the layers that `_left` names; any other layer that cannot be compiled this way
-fails the job. Workers compare everything that decides the generated code (`bamboo_core.control.platform`).
+A compiled layer's code must not depend on the model's split, and its results must not depend on a worker's earlier
+calls. So torch compiles each layer as one graph for the exact shapes and dtypes of its inputs (no dynamic shapes),
+always with its backward. Evaluations run eagerly, and so do layers that `_left` exempts; a job fails if another layer
+cannot be compiled so. Workers compare everything that decides the generated code (`bamboo_core.control.platform`).
 """
 
 import functools
@@ -87,7 +87,7 @@ class InputForm(NamedTuple):
 
 
 def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple[InputForm, ...]]:
-    """Return the forms of each layer's inputs, for layers before `end`, up to the first that needs data to run."""
+    """Return the forms of each layer's inputs, by layer before `end`, up to the first layer that needs data to run."""
 
     def outputs(walk: Walk, index: int, inputs: Parts) -> tuple[tuple[InputForm, ...], Parts]:
         layer = rounded(walk.layer(index), config.parameter_dtype)
@@ -111,7 +111,7 @@ _ALL_LAYERS: Final = 1 << 20  # limit for codes of all layers of one class in a 
 
 
 class CompiledLayers:
-    """A stage's layers, compiled; they draw the same random numbers as without compilation.
+    """The compiled layers of a stage, which draw the same random numbers as without compilation.
 
     deterministic: torch chooses no kernels by benchmarks. left: the layers that are not compiled, with the reason.
     """
@@ -157,7 +157,7 @@ class CompiledLayers:
     def compile_ahead(
         self, forms: Mapping[int, tuple[InputForm, ...]], device: torch.device, call: Callable[..., Any]
     ) -> None:
-        """Compile layers and their backwards ahead, by forwards on zeros of these forms. call: runs (number, inputs).
+        """Compile layers and their backwards ahead, by forwards on zeros of these forms. call: runs (layer, inputs).
 
         A layer that raises for zeros is compiled in its first forward. Raises TaskError if one cannot be compiled.
         """
@@ -181,7 +181,7 @@ class CompiledLayers:
 
 
 def _left(layer: nn.Module) -> str:
-    """Return why a layer is not compiled; "" if it is. The answer is the same on all workers."""
+    """Return the reason not to compile a layer; "" to compile it. The answer is the same on all workers."""
     if getattr(layer.forward, "_torchdynamo_disable", False):
         return "its forward is marked with torch.compiler.disable"
     if isinstance(layer, SplitLayer) and layer.has_own_code:

@@ -103,8 +103,8 @@ class ForwardRunner:
         return not self._checkpointed.isdisjoint(self._layers)
 
     def expect(self, step: int, microbatches: Iterable[int]) -> None:
-        """Compute the random seeds of a step's forwards ahead: faster than one at a time between two layers.
-        A forward whose seeds are not known computes its own.
+        """Compute the random seeds of a step's forwards ahead, which is faster than one at a time between two layers.
+        A forward without such seeds computes its own.
         """
         known = {place: seeds for place, seeds in self._seeds.items() if place[0] == step}
         self._seeds = known | {(step, m): self._seeds_of(step, m) for m in microbatches}
@@ -185,7 +185,7 @@ class Evaluator:
         self._task, self._config, self._device = values.task, values.config, values.device
 
     def run(self, batch: int, inputs: Parts | None) -> tuple[Parts, dict[str, Sum]]:
-        """Run an evaluation batch. Return the outputs and {}; on the last stage () and loss and metric sums. Both
+        """Run an evaluation batch. Return (outputs, {}), or on the last stage ((), the sums of loss and metrics). They
         depend only on the stage's values, the batch and the inputs. inputs: None on the first stage, which reads them.
         """
         values, samples, targets = self._values, 0, Parts()
@@ -214,6 +214,6 @@ class Evaluator:
 
 
 def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcontext[None]":
-    """Return autocast without a cache, in which training would find casts without a graph; in fp32, no autocast."""
+    """Return autocast without a cache: training must not find casts without a graph in it. In fp32, no autocast."""
     dtype = REDUCED.get(precision)
     return torch.autocast(device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()

@@ -1,13 +1,13 @@
 """A stage's gradients: a backward in two parts (`split`), and the sum over microbatches in one order (`GradientSum`).
 
-The first part of a backward computes the gradients of the stage's inputs, which the stage before waits for, and the
-second part the gradients of its weights. The first part runs the graph from the outputs to the inputs alone. The
-frontier is the operations on that way that also lead to parameters, such as a product of the inputs with a weight;
-their incoming gradients are kept. The second part starts there: each operation of the frontier computes the other half
-of its gradients, and only what leads from it to parameters runs. Operations that lead to the same parameters, such as
-the products of a layer's experts with slices of one weight, run at once, so that they are summed in the same order.
-Every product is computed once and every kernel gets the same operands, so the gradients have the same bits as those of
-a whole backward. Where that is not certain, as for compiled layers, nothing is split.
+The first part of a backward computes the gradients of the stage's inputs, for which the stage before waits. It runs
+only the graph's paths from the outputs to the inputs. The frontier is the operations on these paths that also lead to
+parameters, such as a product of the inputs with a weight; their incoming gradients are kept. The second part computes
+the gradients of the weights from them: each operation of the frontier computes the other half of its gradients, and
+then the graph runs from it to the parameters. Operations that lead to the same parameters, such as the products of a
+layer's experts with slices of one weight, run together, so that their gradients are summed in the same order. Every
+product is computed once and every kernel gets the same operands, so the gradients have the same bits as those of a
+whole backward. Where that is not certain, as for compiled layers, nothing is split.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -58,14 +58,14 @@ class _Held:
     gradients: tuple[Tensor | None, ...] | None = None
 
     def note(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        """Keep the gradients (an autograd prehook). In the second part return the kept ones, so that hooks act once."""
+        """Keep gradients in the first part; return them in the second, so that hooks act once. (Autograd prehook.)"""
         if self.gradients is None:
             self.gradients = gradients
             return None
         return self.gradients
 
     def reached(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield gradients by number of the operation's output."""
+        """Yield (number, gradient) of the operation's outputs that have received a gradient."""
         return ((i, gradient) for i, gradient in enumerate(self.gradients or ()) if gradient is not None)
 
 
@@ -96,9 +96,9 @@ class WeightGradients:
 def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightGradients | None:
     """Run the first part of a backward, which computes `leaf.grad` of the inputs; return the postponed second part.
 
-    Return None, with nothing run, if the backward cannot be split: nothing to split; a custom autograd function, which
-    may do anything, on the way to the inputs; or a parameter reached from outside that way, from an operation that
-    computes all gradients at once, or from several of which one leads to another or to a parameter that not all reach.
+    Return None, with nothing run, if no input needs a gradient or no parameter is reached; if a custom autograd
+    function is on a path to the inputs; or if a parameter is reached from off these paths, from an operation that is
+    not SEPARABLE, or from operations that `_are_apart` rejects.
     """
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     frontier = _frontier([end.node for end, _ in ends], inputs) if inputs else None
@@ -115,8 +115,8 @@ def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightG
 
 
 def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node, ...], list[Tensor]] | None:
-    """Return the operations that lead both to inputs and to parameters: by group of operations, the parameters that
-    only this group leads to. None if the backward cannot be split, for the reasons in `split`.
+    """Return the frontier, the operations that lead both to inputs and to parameters: by group of operations, the
+    parameters that exactly this group leads to. Return an empty dict or None if `split` must not split.
     """
     roots = dict.fromkeys(ends)
     order, following = _walk(roots)
@@ -148,7 +148,7 @@ def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node
 
 
 def _are_apart(together: Collection[tuple[Node, ...]], following: Mapping[Node, Sequence[Node]]) -> bool:
-    """Return whether each operation is in one tuple only, and none leads to another one of its tuple."""
+    """Return whether each operation is in only one of the tuples and leads to no other operation of its tuple."""
     if len(set(chain.from_iterable(together))) < sum(map(len, together)):
         return False
     for nodes in (nodes for nodes in together if len(nodes) > 1):
@@ -195,10 +195,10 @@ PIECE: Final = 1 << 24  # elements to bring from host memory at once
 
 
 class GradientSum:
-    """The sum of gradients over microbatches: backwards add to `target`; a group's sum is added to the one before it as
+    """The sum of gradients over microbatches. Backwards add to `target`; a group's sum is added to the one before it as
     soon as both are halves of a node of the tree (`SumNode`). So at most about 2 log2(groups) tensors exist.
     A group of one microbatch that is a node's right half needs no target: its gradient is added to the left half
-    (`half`). On a GPU without room the finished sums wait in host memory, where they are not modified.
+    (`half`). If the GPU lacks room, finished sums wait in host memory, where they are not modified.
 
     marked: the parameters that the current group has marked as used, by number.
     """
@@ -213,8 +213,8 @@ class GradientSum:
     ) -> None:
         """Create an empty sum.
 
-        size: elements, fp32. bounds: the first microbatch of each group of a step, and the end. microbatches: the
-        cell's microbatches, in whole groups. buckets: ranges of elements; together they are all elements.
+        size: number of fp32 elements. bounds: the first microbatch of each group of a step, and the end. microbatches:
+        the cell's microbatches, in whole groups. buckets: ranges of elements; together they are all elements.
         """
         self._size, self._device, self._bounds = size, device, bounds
         share = share_of(microbatches, bounds)
@@ -242,9 +242,9 @@ class GradientSum:
 
     @property
     def half(self) -> Tensor | None:
-        """The left half of a node whose right half is the next microbatch alone: add its whole gradient there, once,
-        instead of to `target`. None if there is no such node, if `target` was used, if the left half is in host memory,
-        or if a separate gradient has no room.
+        """The left half of a node whose right half is the next microbatch alone. Add the microbatch's whole gradient to
+        this half, once, instead of to `target`. None if there is no such node, if `target` was used, if the left half
+        is in host memory, or if a separate gradient has no room.
         """
         if self._current is not None or not self._done or self._bounds[self._group + 1] - self._bounds[self._group] > 1:
             return None
@@ -328,7 +328,7 @@ class GradientSum:
         return tuple(self._done)
 
     def resume(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> None:
-        """Continue after groups that another worker has summed. microbatches: their range. sums: not modified."""
+        """Continue after groups that another worker has summed. microbatches: the groups' range. sums: not modified."""
         for node, total in zip(
             nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1), sums, strict=True
         ):
@@ -340,8 +340,8 @@ class GradientSum:
     def nodes(self, bucket: int | None = None) -> tuple[tuple[SumNode, Tensor], ...]:
         """Return the sums of all microbatches of the cell, as the largest nodes of the tree, in order.
 
-        bucket: only its elements are needed; there `target` has the last microbatch's gradient, which need not have
-        been `added` and may be missing elsewhere.
+        bucket: sum only its elements, for which `target` already has the last microbatch's gradient. The gradient need
+        not have been `added`, and other buckets may lack it.
         """
         if bucket is None or self._group == self._end:
             assert self._group == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
@@ -352,11 +352,11 @@ class GradientSum:
         return tuple(nodes)
 
     def of(self, node: SumNode, bucket: int) -> Tensor:
-        """Return the sum of one of `nodes`, perhaps complete only within this bucket."""
+        """Return the sum of a node from `nodes(bucket)`. It may be incomplete outside the bucket."""
         return dict(self._done if node.end <= self._group else self.nodes(bucket))[node]
 
     def total(self) -> Tensor:
-        """Return the sum over all groups of the step, all of which must be summed here."""
+        """Return the sum over all groups of the step. This object must have summed all of them."""
         ((_, total),) = self.nodes()
         return total
 

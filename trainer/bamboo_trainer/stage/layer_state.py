@@ -1,8 +1,8 @@
-"""A stage's state layer by layer, in memory, between workers and in checkpoints: a stage of any split can restore it.
+"""A stage's state, divided by layer, in memory, in frames and in checkpoints. A stage of any split can restore it.
 
-Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg". A tied parameter, with its optimizer state,
-belongs to the layer of its group's first name, and to no other. "value:0.x" is an entry of a layer's state_dict that is
-none of these; it is kept for readers of the state dict, and never restored.
+Names are like "parameter:0.weight", "constant:0.mask" and "state:0.weight:exp_avg". A tied parameter, with its
+optimizer state, belongs only to the layer of its group's first name. Any other entry of a layer's state_dict is named
+like "value:0.x"; it is kept for readers of the state_dict and never restored.
 
 `LateCopies` copies layers' states piece by piece while training continues. Parameters and the optimizer's tensors
 change only with the next optimizer step, so until then a piece may be copied whenever the worker waits for others.
@@ -30,8 +30,8 @@ VALUE = "value:"
 class LayerState:
     """One layer's state at one version. tensors: in host memory. scalars: the optimizer's plain numbers.
 
-    names: for each name in the layer's state_dict, the name of its tensor; a tied one may be another layer's. Empty if
-    not needed. common: the state that belongs to no layer; each layer's frame and a checkpoint's manifest have it.
+    names: for each entry of the layer's state_dict, the name of its tensor, which is another layer's for some tied
+    parameters. Empty if not needed. common: the state that belongs to no layer, repeated in the state of each layer.
     """
 
     layer: int
@@ -71,7 +71,7 @@ class LayerState:
 
 
 def layer_of(name: str) -> int:
-    """Return the number of the layer whose state has a tensor or number of that name."""
+    """Return the layer's number in a name such as "parameter:0.weight" or "state:0.weight:exp_avg"."""
     return int(name.partition(":")[2].partition(".")[0])
 
 
@@ -86,9 +86,9 @@ def take(
     shown: bool = True,
     late: tuple[str, ...] = (),
 ) -> dict[int, LayerState]:
-    """Return copies, in host memory, of the state of the wanted layers. Of another stage's layer, copy only the tied
-    parameters that this stage has, too, with their optimizer state. shown: include `LayerState.names`, and state_dict
-    entries outside the state (VALUE). late: name prefixes of tensors to return as they are, to be copied later.
+    """Return copies, in host memory, of the wanted layers' states. For a layer of another stage, copy only the tied
+    parameters that this stage also has, with their optimizer state. shown: include `LayerState.names`, and state_dict
+    entries outside the state (VALUE). late: name prefixes of tensors to return uncopied. Raises TaskError.
     """
     held = {id(tensor): name for name, tensor in parameters.objects()}
     own = {(layer_of(name), id(tensor)): name for name, tensor in parameters.objects()}  # several if shared
@@ -120,7 +120,7 @@ def take(
 
 
 def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
-    """Describe a tensor of the state for messages. name: such as "parameter:0.weight"; of a tied group, the first."""
+    """Return words for a tensor's name in messages, such as "parameter 'weight' of layer 0 (Linear)"."""
     kind, _, place = name.partition(":")
     index, _, path = place.partition(".")
     layer = layers.get(int(index))
@@ -128,7 +128,7 @@ def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
 
 
 def needed(layers: Collection[int], parameters: FlatParameters) -> tuple[int, ...]:
-    """Return the layers whose states `restore` needs: the stage's own, and those that own its tied parameters."""
+    """Return the layers whose states `restore` needs: the stage's own, and the layers its tied parameters belong to."""
     return tuple(sorted({*layers, *(layer_of(name) for name, _ in parameters.named())}))
 
 
@@ -138,7 +138,7 @@ def restore(
     optimizer: OptimizerState,
     states: Mapping[int, LayerState],
 ) -> int:
-    """Restore a stage of these layers, and return the version. states: the `needed` ones, or more.
+    """Restore a stage's state, and return its version. layers: the stage's. states: of at least the `needed` layers.
 
     Raises ValueError, with nothing changed, if a state is missing, or the states do not fit each other or the stage.
     """
@@ -180,7 +180,7 @@ def restore(
 def _check_names(
     given: Mapping[str, Tensor], scalars: Mapping[str, Scalar], known: Collection[str], optimizer: OptimizerState
 ) -> None:
-    """Raise ValueError unless the names are this stage's, each once; the optimizer's optional ones may be absent."""
+    """Raise ValueError unless the state has exactly this stage's names, each once; `may_have` names are optional."""
     if both := sorted(scalars.keys() & given.keys()):
         raise ValueError(f"the state holds {both[0]} twice")
     names = {name for name in given.keys() | scalars.keys() if not optimizer.may_have(name)}

@@ -1,17 +1,17 @@
 """The state of a stage's optimizer, by name. For Adam and some others, Bamboo creates it before the first step.
 
-`GroupNumbers` are numbers in an optimizer's parameter groups that it changes from step to step, such as a count of
-steps. They belong to the state like the optimizer's tensors. They are saved with each parameter, so that a stage of
-another split can restore them; a group whose parameters then have different numbers is refused, because the optimizer
-depends on the split. The learning rate and other scheduled values are no such numbers: the task sets them at each step.
-Whether torch's fused kernel does the steps, where the task leaves that open, is such a number: a state without it comes
-from a release of Bamboo that left the choice to torch, and continues with the bits of the kernel that torch chooses.
+`GroupNumbers` are numbers in parameter groups that the optimizer changes from step to step, such as a count of steps.
+They belong to the state like the optimizer's tensors. They are saved with each parameter, so that a stage of another
+split can restore them. If the parameters of one group then have different numbers, restoring fails, because the
+optimizer depends on the split. Scheduled values such as the learning rate do not count: the task sets them at each
+step. The setting "fused" counts if the task lets torch choose the kernel. A state without it was saved by a release of
+Bamboo that let torch choose; it continues with torch's choice, and so with the same bits.
 
-`OptimizerTrial` checks that a rebuilt optimizer, over fewer parameters, comes to the same bits as the real one. Each
+`OptimizerTrial` checks that a rebuilt optimizer, over fewer parameters, computes the same bits as the real one. Each
 stage has an optimizer over its own parameters. A worker that takes a stage over, or starts from a checkpoint, builds
-one and restores its state. So an optimizer must treat every parameter by itself, and keep everything in its state. One
-that takes a norm over all parameters, or counts its steps in an attribute, comes to other bits here. Each trial uses a
-part of one layer, so it takes little time and memory.
+an optimizer and restores its state. So an optimizer must treat every parameter by itself, and keep everything in its
+state. An optimizer that takes a norm over all parameters, or counts its steps in an attribute, fails the trial. Each
+trial uses a part of one layer, so it takes little time and memory.
 """
 
 import logging
@@ -36,8 +36,8 @@ _OTHERS: Final = frozenset({"params", "param_names", "lr"})
 
 
 class GroupNumbers:
-    """The changing numbers of an optimizer's parameter groups. optimizer: before its first step; later differences are
-    part of the state. scheduled: keys that the task sets at every step, so not part of the state.
+    """The numbers in an optimizer's parameter groups that have changed since this object was made, before the
+    optimizer's first step. They belong to the state; scheduled keys, which the task sets at every step, do not.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class GroupNumbers:
         return [numbers or {} for numbers in wanted]
 
     def set(self, wanted: Sequence[Mapping[str, Scalar]]) -> None:
-        """Set each group's numbers, without "fused" if the task chooses the kernel; reset other keys not scheduled."""
+        """Reset keys that are not scheduled, then set these numbers, without "fused" if the task chooses the kernel."""
         for group, first, numbers in zip(self._groups, self._first, wanted, strict=True):
             for key in group.keys() - self._others - first.keys():
                 del group[key]
@@ -111,7 +111,7 @@ logger = logging.getLogger(__name__)
 
 
 def tried(slots: Sequence[Slot], version: int) -> list[Slot]:
-    """Return slots of the layer that `version` selects, with at most MOST elements in all; perhaps none."""
+    """Return slots of one layer for a trial, at most MOST elements, perhaps none. Layers take turns with `version`."""
     layers = list(dict.fromkeys(_layer(slot) for slot in slots))
     chosen, size = list[Slot](), 0
     for slot in slots:
@@ -129,7 +129,7 @@ class OptimizerTrial:
     """A trial step of a rebuilt optimizer. Create the trial before the real optimizer's step; call `compare` after."""
 
     def __init__(self, slots: Sequence[Slot], real: ScheduledOptimizer, groups: GroupNumbers) -> None:
-        """Build the second optimizer, on copies of parameters, gradients and state. Raises TaskError, ValueError."""
+        """Rebuild the optimizer over copies of parameters, gradients and state. Raises TaskError, ValueError."""
         assert real.inner is not None
         self._state = real.inner.state
         twins = [Slot(s.name, nn.Parameter(s.parameter.detach().clone()), 0, None) for s in slots]
@@ -149,7 +149,7 @@ class OptimizerTrial:
         self._groups.set(self._groups.checked(groups.changed()))
 
     def compare(self, version: int) -> None:
-        """Take the trial's step from that version and compare it bit by bit with the real optimizer's, already taken.
+        """Take the trial's step from that version, and compare the result bit by bit with the real optimizer's.
 
         Raises NotDeterministic if they differ. A TaskError of the trial's step is only logged.
         """
@@ -169,7 +169,7 @@ class OptimizerTrial:
                 )
 
     def _differing(self, slot: Slot, twin: Slot, numbers: str, twins_numbers: str) -> str:
-        """Describe the first difference; "" if all is equal. numbers, twins_numbers: their groups' numbers."""
+        """Describe the first difference; "" if all is equal. numbers, twins_numbers: their groups' numbers, as text."""
         assert self._optimizer.inner is not None
         if not same_bits(slot.parameter.detach(), twin.parameter.detach()):
             return f"parameter {slot.name}"
@@ -195,12 +195,12 @@ _STEP: Final = "step"  # key of the step count in torch's optimizers
 
 
 class OptimizerState:
-    """The optimizer's part of a stage's state. Names are "state:0.weight:exp_avg". frozen: the parameters that the
-    task's decisions keep unchanged. unscale: the inverse of the loss scale, a power of two: multiplying by it is exact,
-    except for numbers too small for fp32.
+    """The optimizer's part of a stage's state. Names are like "state:0.weight:exp_avg". frozen: names of the
+    parameters that the task's decisions keep unchanged. unscale: the inverse of the loss scale, a power of two:
+    multiplying by it is exact, except for numbers too small for fp32.
 
-    fixed: names and shapes are known from the start, and equal at every version; otherwise a parameter's state appears
-    with the first step that uses the parameter.
+    fixed: the state has the same names and shapes at every version; otherwise a parameter's state appears with the
+    first step that uses the parameter.
     """
 
     def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
@@ -249,7 +249,7 @@ class OptimizerState:
         return ((name, value) for name, value in self._values() if isinstance(value, Tensor))
 
     def scalars(self) -> dict[str, Scalar]:
-        """Return the state's numbers and the parameter groups' changing ones. Raises TaskError for other types."""
+        """Return the state's and the parameter groups' numbers, by name. Raises TaskError for values of other types."""
         scalars: dict[str, Scalar] = {}
         for name, value in self._values():
             if isinstance(value, Tensor):
@@ -272,7 +272,7 @@ class OptimizerState:
             return None
 
     def may_have(self, name: str) -> bool:
-        """Return whether this name of the optimizer's state may be absent: a group's number or, unless `fixed`, any."""
+        """Return whether a name is optional in this optimizer's state: a group's number or, unless `fixed`, any."""
         slot, key = parted(name)
         return slot in self._by_name and (not self.fixed or key.startswith(MARK))
 
@@ -285,7 +285,7 @@ class OptimizerState:
         self._groups.checked(self._group_numbers(scalars))
 
     def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
-        """Replace the whole state by copies of these tensors, without numbers; for a state that is not `fixed`."""
+        """Replace a state that is not `fixed` by copies of these tensors, without numbers, which `set_scalars` adds."""
         for slot in self._slots:
             prefix, of = state_of(slot.name), slot.parameter
             state = {
@@ -298,7 +298,7 @@ class OptimizerState:
                 self._state[slot.parameter] = state
 
     def _place_counts(self) -> None:
-        """Put scalar state (of a scalar parameter, "step" only) on the device if fused or capturable, else the host."""
+        """Move scalars (only "step" of a scalar parameter) to the device if fused or capturable, else to the host."""
         for group in [] if self._optimizer is None else self._optimizer.param_groups:
             on_device = group.get("fused") or group.get("capturable")
             for parameter in group["params"]:
@@ -324,7 +324,7 @@ class OptimizerState:
                     state[key] = moved(value)
 
     def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
-        """Set numbers as `scalars` returns them; ignore those of parameters that this optimizer does not have."""
+        """Set numbers as `scalars` returns them; ignore numbers of parameters that this optimizer does not have."""
         for slot, key, value in self._own(scalars):
             if not key.startswith(MARK):
                 self._state.setdefault(self._by_name[slot].parameter, {})[key] = value
@@ -357,7 +357,7 @@ def state_of(slot: str) -> str:
 
 
 def parted(name: str) -> tuple[str, str]:
-    """Split a name into its slot's name and its key; two empty texts if it does not name an optimizer's state."""
+    """Split a name such as "state:0.weight:exp_avg" into slot name and key; return ("", "") for any other name."""
     kind, _, place = name.partition(":")
     slot, _, key = place.rpartition(":")
     return (slot, key) if kind == "state" else ("", "")

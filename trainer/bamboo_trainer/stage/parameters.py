@@ -1,14 +1,14 @@
 """A stage's parameters as views of one flat buffer, so that its gradient is sent and reduced as one tensor.
 
-After each parameter's gradient comes its mark: more than zero if a backward of the step has reached the parameter. An
-optimizer skips all other parameters, as in plain PyTorch it skips one whose `grad` is None. The mark is part of the
-gradient, so it is summed, sent, logged and repeated with it. So are the sums of norms' running statistics, which follow
-a layer's parameters.
+After each parameter's gradient comes its mark: more than zero if a backward of the step has reached the parameter. The
+optimizer skips parameters without a mark, just as it skips a parameter whose `grad` is None in plain PyTorch. The mark
+is part of the gradient, so it is summed, sent, logged and repeated with it. So are the sums of norms' running
+statistics, which follow a layer's parameters.
 
 The first stage's gradient, if large, is divided into buckets of consecutive layers (`Bucket`). The last microbatch's
-backward finishes them one after the other; its forward is cut where buckets begin, as it is cut between stages. The
-inputs of a bucket's first layer are leaves, so the backward of the bucket ends there, and the leaves' gradients begin
-the next part. As with stages, that changes no bit.
+backward finishes one bucket after the other; its forward is cut where buckets begin, as between stages. The inputs of a
+bucket's first layer are leaves, so the backward of the bucket ends there, and the backward of the next bucket starts
+with the leaves' gradients. As between stages, the cuts change no bit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ Ends = Sequence[tuple[Tensor | GradientEdge, Tensor]]
 
 
 class Bucket(NamedTuple):
-    """A range of a stage's flat gradient. layer: its backward completes the range. place: the range, in elements."""
+    """A range of a stage's flat gradient. layer: the layer whose backward completes it. place: in elements."""
 
     layer: int
     place: slice
@@ -44,7 +44,7 @@ def buckets_of(starts: Mapping[int, int], size: int, gradient_size: int) -> tupl
     """Divide a stage's flat gradient into buckets, in the order of a backward: the last layers first.
 
     starts: where each layer's gradients begin, in elements. size, gradient_size: see `FlatParameters`; the elements
-    between the two, of tied parameters' further uses in any layers, are a last bucket, unless there is only one bucket.
+    between the two, for further uses of tied parameters, become the last bucket unless only one bucket exists.
 
     A stage that is not the first one has one bucket: while its last gradients are summed, earlier stages still compute.
     """
@@ -64,9 +64,9 @@ def buckets_of(starts: Mapping[int, int], size: int, gradient_size: int) -> tupl
 
 
 class Cut(NamedTuple):
-    """A cut of a forward between two layers, where a bucket begins: the first layer's outputs, the second's inputs.
+    """A cut of a forward between two layers, where a bucket begins. passed: the outputs of the layer before the cut.
 
-    leaves: the inputs, detached from the outputs (`passed`). losses: how many losses the layers before have added.
+    leaves: the same tensors, detached, for the layer after the cut. losses: how many losses earlier layers have added.
     """
 
     passed: Parts
@@ -79,7 +79,7 @@ class Cut(NamedTuple):
 
 
 class BackwardPart(NamedTuple):
-    """One part of a backward. ends: where it begins. last: the backward ends with it."""
+    """One part of a backward. ends: where the part begins (`Ends`). last: it is the backward's last part."""
 
     ends: Ends
     last: bool
@@ -100,7 +100,7 @@ def parts_of(ends: Ends, added: int, cuts: Sequence[Cut]) -> Iterator[BackwardPa
 
 
 class NormPlace(NamedTuple):
-    """A norm with running statistics, and the offset at which the flat gradient holds its sums, in elements."""
+    """A layer's norm with running statistics, and the offset of its sums in the flat gradient, in elements."""
 
     layer: int
     norm: RunningNorm
@@ -169,8 +169,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedUse:
-    """A layer that uses a tied parameter. offset: the place of its gradient in this stage's flat gradient; None for a
-    layer of another stage.
+    """One layer's use of a tied parameter. offset: where the gradient of this use begins in this stage's flat gradient,
+    in elements; None for a layer of another stage.
     """
 
     stage: int
@@ -182,8 +182,8 @@ class TiedUse:
 class TiedSegment:
     """A tied group that several layers use, on this stage or others.
 
-    Each layer's use has its own gradient, and they are summed in the order of the layers, so that the sum does not
-    depend on the split. offset, size: the place of that sum, with its mark, in this stage's final gradient. uses: on
+    Each layer's use has its own gradient. These gradients are summed in layer order, so that the sum does not depend on
+    the split. offset, size: the place of the sum, with its mark, in this stage's final gradient, in elements. uses: on
     all stages, in layer order.
     """
 
@@ -197,7 +197,7 @@ class TiedSegment:
         return frozenset(use.stage for use in self.uses)
 
     def places(self, stage: int) -> list[slice]:
-        """Return where the stage's flat gradient has the gradient of each use by its own layers, in layer order."""
+        """Return the ranges of this stage's flat gradient for the uses by its own layers, in layer order."""
         offsets = [use.offset for use in self.uses if use.stage == stage and use.offset is not None]
         return [slice(offset, offset + self.size) for offset in offsets]
 
@@ -205,7 +205,7 @@ class TiedSegment:
 def tied_segments(
     parameters: "FlatParameters", groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
 ) -> tuple[TiedSegment, ...]:
-    """Return, in order, the tied groups whose layers' gradients a stage has to sum. groups: from `tied_groups`."""
+    """Return a stage's tied groups that several layers use, sorted by group number. groups: from `tied_groups`."""
     layers: dict[int, set[int]] = {}
     for name, (group, _) in groups.items():
         layers.setdefault(group, set()).add(int(name.partition(".")[0]))
@@ -226,18 +226,18 @@ def tied_segments(
 
 
 class FlatParameters:
-    """The layers' tensors: trained parameters in `flat` ([size]), and `constants` (buffers, frozen parameters).
+    """A stage's tensors: trained parameters in `flat` ([size]), and `constants` (buffers, frozen parameters).
 
-    dtype: parameters are rounded to it, except norms' parameters: these stay in fp32, outside of `flat` if it is not in
-    fp32. Backwards add all gradients up in fp32.
+    dtype: the type of `flat`, to which parameters are rounded. Norms' parameters stay in fp32, and outside of `flat` if
+    `dtype` is another type. Backwards add all gradients up in fp32.
 
     A tied parameter has one place in `flat`. Each layer that uses it has a parameter of its own, with the same memory,
-    and a place of its own in the gradient: the slot for the first layer, places after all slots for others. So a
-    gradient has `gradient_size` elements until the layers' gradients are summed (`TiedSegment`), then `size`.
+    and a place of its own in the gradient: the first layer has the slot's place, other layers places after all slots.
+    So a gradient has `gradient_size` elements until the layers' gradients are summed (`TiedSegment`), then `size`.
 
     layers: by number; moved to the device. shared: the tied parameters' group and name, by id, from `ties.tie`. uses:
-    the place of each tied group's gradient by each layer, in elements. norms: with running statistics, which forwards
-    leave unchanged from now on. buckets: the gradient's buckets.
+    by tied group and layer, the offset of that layer's gradient, in elements. norms: norms with running statistics,
+    which forwards leave unchanged from now on. buckets: the gradient's buckets.
     """
 
     def __init__(
@@ -319,11 +319,11 @@ class FlatParameters:
                 self.size += _padded(norm.size)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Return whether the tensor is, or is a part of, a parameter or constant."""
+        """Return whether a tensor has the same storage as a parameter or constant, such as a view of one."""
         return tensor.untyped_storage().data_ptr() in self._storages
 
     def bind(self, gradient: Tensor) -> None:
-        """Make the parameters' gradients views of this flat tensor, so that backwards add to it."""
+        """Make the parameters' gradients views of this tensor, fp32 [gradient_size], so that backwards add to it."""
         if self._bound is gradient:
             return
         assert gradient.shape == (self.gradient_size,)
@@ -347,7 +347,7 @@ class FlatParameters:
         return [place for place in places if place is not None]
 
     def add_to(self, gradient: Tensor, places: Sequence[Tensor]) -> None:
-        """Add the gradients that parameters got since `release`, and mark those parameters. places: from `release`."""
+        """Add the gradients since `release` to `gradient`, mark their parameters; unbind. places: from `release`."""
         own = [place.parameter.grad for place in self._places]
         reached = [number for number, grad in enumerate(own) if grad is not None]
         dense = [grad.to_dense() if grad.is_sparse else grad for grad in own if grad is not None]
@@ -359,7 +359,7 @@ class FlatParameters:
         self.unbind()
 
     def bind_final(self, gradient: Tensor, used: Sequence[bool] | None = None) -> None:
-        """Give each parameter its part of the final gradient, [size], in its own type, for an optimizer.
+        """Set each parameter's `grad` to its part of the final gradient, [size], in the parameter's dtype.
 
         used: by slot; an unused parameter's `grad` becomes None. Without `used`, all parameters count as used.
         """
@@ -371,7 +371,7 @@ class FlatParameters:
             slot.parameter.grad = slot.of(gradient).to(dtype) if used is None or used[number] else None
 
     def mark(self, gradient: Tensor, marked: set[int]) -> None:
-        """Mark in the gradient the parameters reached since the last call. marked: numbers marked so far; updated."""
+        """Mark the parameters that backwards reached since the last call. marked: numbers of marked ones; updated."""
         new = sorted(self._reached.keys() - marked)
         self._reached.clear()
         if new:  # selecting marks takes longer than writing them
@@ -389,7 +389,7 @@ class FlatParameters:
         self._bound = None
 
     def trained(self) -> Iterator[nn.Parameter]:
-        """Yield all trained parameters; of a tied one, the parameter of each layer that uses it."""
+        """Yield all trained parameters; for a tied one, the parameter of each of the stage's layers that use it."""
         return (place.parameter for place in self._places)
 
     def objects(self) -> Iterator[tuple[str, Tensor]]:

@@ -30,12 +30,12 @@ from bamboo_trainer.training import TrainingConfig
 
 
 class Stage:
-    """The computations on a stage's `values`, which no forward and no backward changes.
+    """The forwards, backwards and evaluations of one stage, which do not change its `values`.
 
-    The boundary contract: outputs are all tensors of the last layer's result; one that autograd derives from a trained
-    parameter requires a gradient. Gradients are of the floating-point tensors only, in order. A tensor that needs none,
-    or that the loss does not depend on, has None: with zeros, the parameters before it would count as used. Saved
-    contexts keep the inputs without a copy: reuse a pooled buffer only after the microbatch's backward.
+    Outputs are all tensors of the last layer's result. An output requires a gradient if autograd derives it from a
+    trained parameter. Gradients belong to the floating-point tensors only, in order: None for a tensor that needs none,
+    or on which the loss does not depend, since zeros would mark the parameters before it as used. Saved contexts keep
+    the inputs without a copy: reuse a pooled buffer only after the microbatch's backward.
 
     has_run: a forward was run. as_built: the modules' attributes as built; None for compiled modules, whose code is
     specialized on them.
@@ -62,7 +62,7 @@ class Stage:
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
         """Return new, empty work on a step's microbatches. bounds: see `GradientSum`. bucketwise: the last microbatch's
-        backward begins with one bucket, and `backward_rest` continues with the next ones.
+        `backward` runs only the first bucket, and each `backward_rest` the next one.
         """
         self._forwards.expect(self.values.version, microbatches)
         values = self.values
@@ -79,7 +79,7 @@ class Stage:
         )
 
     def checked(self, run: Callable[[], Forwarding]) -> Forwarding:
-        """Run a forward. Raises TaskError if the first one changes buffers, makes parameters or uses foreign ones."""
+        """Run a forward. Raises TaskError if the first one changes buffers, adds parameters or uses other modules'."""
         if self.has_run:
             return run()
         layers = self.values.layers
@@ -113,7 +113,7 @@ class Stage:
     def complete(self, work: Work, forwarding: Forwarding) -> Parts:
         """Keep a finished forward for the backward; return the detached outputs, or () on the last stage.
 
-        Outputs are sent and logged, so an optimizer step that writes to the parameters must not change them.
+        Outputs that share memory with a parameter are copied, as the optimizer must not change sent or logged tensors.
         """
         assert forwarding.done
         if captured := forwarding.capture.contributed:
@@ -182,11 +182,11 @@ class Stage:
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Gradients | None, *, postpone: bool = False
     ) -> Gradients:
-        """Run a backward, which uses up the saved context: add the parameters' gradients to their sum; return those of
-        the floating-point inputs, () on stage 0.
+        """Run a backward, which uses up the saved context. Add the parameters' gradients to their sum; return the
+        gradients of the floating-point inputs, () on stage 0.
 
         gradients: of the floating-point outputs; None on the last stage, which starts from a mean loss / microbatches,
-        or a summed loss. postpone: leave the weight gradients to `weight_gradients`, where they can be separated.
+        or a summed loss. postpone: leave the weight gradients to `weight_gradients`, if they can be separated.
         """
         assert (gradients is None) == self.values.last
         return self._backwards.run(work, step, microbatch, gradients, postpone=postpone)

@@ -18,11 +18,11 @@ class StageBuilder(Protocol):
     """A builder of stages in the state before the first step."""
 
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
-        """Build a stage. stages: all stages' layers, half-open. begins: no restored state will replace its values."""
+        """Build a stage. stages: all stages' layers, half-open. begins: training starts with the values as built."""
 
 
 def first_states(plan: Plan, worker: WorkerId) -> list[int]:
-    """Return the stages whose states a worker begins with if it has obeyed no plan of this origin before.
+    """Return the stages whose states a worker builds or restores when it obeys its first plan of an origin.
 
     If the first plan that a worker obeys gives it a cell, the worker has owned that cell since the plan's origin. Under
     later plans of that origin, owners send the states that the worker replicates.
@@ -42,9 +42,9 @@ def _helps(plan: Plan, worker: WorkerId, devices: int) -> bool:
 class StageState:
     """One stage's state on this worker.
 
-    stage: None while the state is on its way. owned: this worker runs the stage, and is not only a replica. staying:
-    some cell for which the state is held is in a pipeline that the job keeps. final: the final gradients of steps not
-    applied yet, by step.
+    stage: None while the state is on its way. owned: this worker runs the stage, and is not only a replica. staying: at
+    least one cell for which this worker holds the state is in a pipeline that the job keeps. final: final gradients
+    that are not applied yet, by step.
     """
 
     stage: Stage | None
@@ -65,8 +65,8 @@ class StageStates:
     """
 
     def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
-        """Hold no states until `take_roles`. on_host: replicas' optimizer states wait in host memory. begun: by number,
-        the stages in the states with which this worker begins.
+        """Hold no states yet; `take_roles` adds them. on_host: keep replicas' optimizer states in host memory.
+        begun: by number, the stages with whose states this worker begins.
         """
         self._builder, self._on_host, self._begun = builder, on_host, dict(begun)
         self._helps = False
@@ -94,8 +94,8 @@ class StageStates:
     def _give(self, state: StageState, owned: bool) -> None:
         """Record whether this worker runs a stage, and set where its optimizer's state waits between steps.
 
-        A replica's waits as `on_host` says, an owned stage's on the device. While this worker has more cells than
-        devices, or a portion, an owned stage's stays where it is, or moves to the host if the device lacks room.
+        A replica's state waits on the host if `on_host`, an owned stage's on the device. While this worker runs more
+        cells than devices, or a portion, an owned stage's stays in place, or moves to the host if the device is full.
         """
         state.owned = owned
         if state.stage is None:
@@ -120,7 +120,7 @@ class StageStates:
         return stage.values if stage else None
 
     def __getitem__(self, index: int) -> StageValues:
-        """Return the values of a stage that must be here."""
+        """Return the values of a stage; this worker must have its state."""
         values = self.here(index)
         assert values is not None
         return values
@@ -131,7 +131,7 @@ class StageStates:
         return state.stage if state else None
 
     def running(self, cell: Cell) -> Stage:
-        """Return the stage on which a cell's forwards and backwards run; it must be here."""
+        """Return the stage that runs a cell's forwards and backwards; this worker must have its state."""
         stage = self.stage(cell.stage)
         assert stage is not None
         return stage
@@ -140,7 +140,7 @@ class StageStates:
         return self.by_stage[index].version
 
     def oldest(self, otherwise: int) -> int:
-        """Return the oldest version among this worker's states, -1 if one is on its way; `otherwise` if it has none."""
+        """Return the oldest version of this worker's states, -1 if one is on its way; without states, `otherwise`."""
         return min((state.version for state in self.by_stage.values()), default=otherwise)
 
     def tied_to(self, cell: Cell) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ class StageStates:
     # final gradients
 
     def keep_final(self, index: int, step: int, final: Tensor) -> bool:
-        """Keep a step's final gradient; return False if it is kept already, or applied."""
+        """Keep a step's final gradient and return True; return False if it was kept or applied before."""
         state = self.by_stage[index]
         if step < state.version or step in state.final:
             return False
@@ -177,8 +177,8 @@ class StageStates:
         """Return a stage whose committed step can be applied, or None. owned: consider only stages that run here.
 
         ran: stages that ran their step here, so the log has the frames that they sent. Any other stage waits until each
-        `staying` one at its version has its final gradient: stages lost together can only be repeated together, by a
-        worker that has them all at the same version.
+        `staying` stage at its version has its final gradient: stages lost together can only be repeated together, by a
+        worker that has all of them at the same version.
         """
         for index, state in self.by_stage.items():
             ready = state.version in committed and state.version in state.final and (state.owned or not owned)
@@ -197,8 +197,8 @@ class StageStates:
                 state.stage.values.allow_commit()
 
     def apply(self, index: int, commit: Commit, *, tries: bool = False) -> None:
-        """Go to the next version by the optimizer's step, or by skipping it if the commit says so. tries: see
-        `StageValues.apply`.
+        """Bring a stage to the next version: apply its final gradient, or skip the step if the commit says so. tries:
+        see `StageValues.apply`.
         """
         state, values = self.by_stage[index], self[index]
         gradient = state.final.pop(state.version)

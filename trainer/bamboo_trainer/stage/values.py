@@ -1,11 +1,11 @@
 """A stage's parameters, buffers and optimizer state at one version, and the change to another version.
 
-`StageValues` knows no forward, no backward, no peer and no clock. The next version is a pure function of this one and
-of the step's final gradients, so an owner and its replicas come to the same bits.
+`StageValues` knows no forward, no backward, no peer and no clock. The next version is a pure function of this one, the
+step's final gradient and its commit, so an owner and its replicas compute the same bits.
 
 `FiniteState` checks the numbers that an optimizer's step leaves: parameters after each step, the optimizer's state when
-it is saved or sent, which reads all of it anyway. Without the check, the next step's loss would show a NaN or infinity,
-as if that step had caused it; after the last step nothing would.
+it is saved or sent, which reads all of it anyway. Without the check, a NaN or infinity would show only in the next
+step's loss, as if that step had caused it; after the last step it would not show at all.
 """
 
 import math
@@ -62,7 +62,7 @@ class FiniteState:
         self._excused = False
 
     def look(self, step: int) -> None:
-        """Start to check the parameters after that step. Raises TaskError if the check ends at once and fails."""
+        """Start to check the parameters after a step. Raises TaskError if the check ends at once and fails."""
         if self._excused:
             return
         tensors = [s.parameter.detach() for s in self._parameters.slots if s.name not in self._infinite]
@@ -85,7 +85,7 @@ class FiniteState:
         self._excused = True
 
     def forget(self) -> None:
-        """Forget a pending check, and end `gradient_was_not`: the state was replaced."""
+        """Forget a pending check, and resume checks after `gradient_was_not`, since the state was replaced."""
         self._pending, self._excused = None, False
 
     def check_all(self, version: int) -> None:
@@ -102,7 +102,7 @@ class FiniteState:
                     raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version}")
 
     def _name_parameter(self, step: int) -> None:
-        """Raise TaskError if a parameter has NaN or a new infinity; finite elements, too, may have an infinite norm."""
+        """Raise TaskError if a parameter has NaN or a new infinity; an infinite norm alone may be an overflow."""
         for slot in self._parameters.slots:
             values = slot.parameter.detach()
             wrong = torch.isnan(values).any() if slot.name in self._infinite else not _all_finite(values)
@@ -118,7 +118,7 @@ class FiniteState:
 
 
 def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all tensors have finite norms, device by device: an optimizer may keep step counts on the host."""
+    """Return whether all tensors have finite norms. They may be on several devices, such as step counts on the host."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device, []).append(tensor)
@@ -150,12 +150,12 @@ MOST_SUMS: Final = 1024  # reported for a stage, in a message of some tens of KB
 class StageValues:
     """The parameters, buffers and optimizer state of a stage's layers.
 
-    index: the stage's number. first, end: its layers, a half-open range. last: it is the last stage of the model.
+    index: the stage's number. first, end: its layers, a half-open range. last: this is the last stage of the model.
     version: the step that the values are ready for. layers: the modules, by number. parameters: their tensors.
     optimizer: its state. common: the state that belongs to no layer.
 
     size: elements of a final gradient, which `apply` takes. gradient_size: elements of a gradient in which each layer's
-    use of a tied parameter is still separate. buckets: ranges of its elements, finished one after the other.
+    use of a tied parameter is still separate. buckets: ranges of these elements, in the order a backward ends them.
     tied: the tied groups whose layers' gradients this stage sums, in order.
     """
 
@@ -200,12 +200,11 @@ class StageValues:
     # from version to version
 
     def apply(self, gradient: Tensor, norm: float, *, scale: float = 1.0, tries: bool = False) -> None:
-        """Take one optimizer step with the final gradient (not modified) times scale, and add the sums in it to the
-        norms' running statistics. norm: of the global gradient, by which it is clipped. tries: compare with a rebuilt
-        optimizer; raises NotDeterministic if its bits differ.
+        """Take one optimizer step with the final gradient, [size], and add its sums to norms' running statistics.
 
-        A parameter that no microbatch has used, or that a decision has frozen, stays unchanged, with its optimizer
-        state.
+        The gradient is not modified. norm: the global gradient's, for clipping. scale: multiplies the gradient. tries:
+        compare with a rebuilt optimizer; raises NotDeterministic if its bits differ. Raises TaskError.
+        A parameter that no microbatch has used, or that a decision has frozen, keeps its value and optimizer state.
         """
         forget_casts()  # an update needs no casts and no sums, and may need their memory
         self.parameters.unbind()
@@ -253,8 +252,8 @@ class StageValues:
         return torch.stack(squares) * unscale**2 if squares else gradient.new_empty(0, dtype=torch.float64)
 
     def allow_commit(self) -> None:
-        """Check, before the step at this version may be committed, that its rates are usable and that the step before
-        left finite parameters. Raises TaskError.
+        """Raise TaskError if the step at this version must not be committed: its learning rate or another schedule's
+        value is invalid, or the step before left parameters that are not finite.
         """
         self._scheduled.settings(self.version)
         self._finite.confirm()
@@ -279,7 +278,7 @@ class StageValues:
         return EarlyStop(by=common.decided.stops[0]) if common.decided and common.decided.stops else None
 
     def common_after(self, commit: Commit) -> CommonState:
-        """Return the common state (`CommonState`) after the step that begins at this version."""
+        """Return the common state (`CommonState`) after the step that begins at this version. Raises TaskError."""
         common, finite = self.common, not commit.skipped or math.isfinite(commit.norm)
         return msgspec.structs.replace(
             common,
@@ -315,7 +314,7 @@ class StageValues:
         )
 
     def park(self, parked: bool) -> None:
-        """Keep the optimizer's state in host memory between steps, or stop doing so."""
+        """Keep the optimizer's state in host memory between steps if `parked`, else on the device."""
         if parked and not self._parked:
             self.optimizer.park()
             wait_for(self.device)  # the copies are in progress
@@ -326,16 +325,16 @@ class StageValues:
     # copying and restoring
 
     def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
-        """Return copies of the state of these layers, by number; of the stage's own if None. Of another stage's
-        layer, copy only tied parameters that this stage has, too, and their optimizer state. Raises TaskError.
+        """Return copies of these layers' states, by number; by default, of the stage's own layers. For a layer of
+        another stage, copy only tied parameters that this stage also has, and their optimizer state. Raises TaskError.
 
-        shown: include the names of all entries of the layers' state_dict, and the values of those that are not part of
-        the training state, so that a reader can rebuild the state_dict.
+        shown: include the names of all entries of the layers' state_dict, and the values of entries outside the
+        training state, so that a reader can rebuild the state_dict.
         """
         return self._taken(self.layers if only is None else only, shown=shown)
 
     def late_copies(self, only: Collection[int]) -> LateCopies:
-        """Return copies of these layers' state that the caller makes piece by piece, before the state changes."""
+        """Return copies of these layers' states, which the caller completes before the next step. Raises TaskError."""
         return LateCopies(self._taken(only, late=LateCopies.KINDS))
 
     def _taken(
@@ -346,7 +345,7 @@ class StageValues:
         return layer_state.take(wanted, *held, shown=shown, late=late)
 
     def layers_needed(self) -> tuple[int, ...]:
-        """Return the layers that `restore` needs: the stage's own, and the owners of tied parameters."""
+        """Return the layers whose states `restore` needs (see `layer_state.needed`)."""
         return layer_state.needed(self.layers, self.parameters)
 
     def restore(self, states: Mapping[int, LayerState]) -> None:
@@ -374,8 +373,8 @@ class StageValues:
         return checksums.digest(self.parameters, self.optimizer, trained | frozen)
 
     def checksums(self) -> dict[str, int]:
-        """Return a checksum of each tensor, by its name in messages, or of each layer if tensors exceed MOST_SUMS;
-        and one of the optimizer's numbers. All holders have equal ones. Raises TaskError if a constant has changed.
+        """Return a 64-bit checksum of each tensor, or of each layer if tensors exceed MOST_SUMS, and of the optimizer's
+        numbers, by name for messages. All holders get equal ones. Raises TaskError if a constant has changed.
         """
         self._constants.check(bits=True)
         sums = checksums.checksums(self.parameters, self.optimizer)

@@ -32,8 +32,8 @@ class BackwardScale(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """Results of a forward not read from the device yet: the names of losses that layers add, and their values,
-    followed by a last stage's loss.
+    """Results of a forward that are not read from the device yet. added: names of the losses that layers added.
+    values: these losses, followed by a last stage's loss.
     """
 
     added: tuple[str, ...]
@@ -94,7 +94,7 @@ class Work:
         return tuple(value for one in self.unread.values() for value in one.values)
 
     def read(self, scalars: Sequence[Tensor]) -> None:
-        """Record the values of `figures`, read from these tensors; wait for those not in host memory."""
+        """Record the values of `figures`. scalars: these tensors, or copies in host memory, which need no wait."""
         values = iter([float(value) for value in scalars])
         for m, one in self.unread.items():
             if one.added:
@@ -104,7 +104,7 @@ class Work:
         self.unread = {}
 
     def received(self, frame: Frame | None) -> Gradients | None:
-        """Return the gradients in the next stage's frame, and keep the weight of the loss; None for a last stage."""
+        """Return the gradients in the next stage's frame; None without one. Keep the weight of the loss, if any."""
         if frame is not None and frame.payload is not None and frame.payload.weight is not None:
             self.weights[frame.address.microbatch] = frame.payload.weight
         return frame.gradients if frame else None
@@ -114,7 +114,7 @@ class Work:
     ) -> tuple[Parts, Ends]:
         """Remove a forward's context; return its inputs, and the tensors or edges where its backward begins (`Ends`).
 
-        gradients: see `Stage.backward`; ValueError if too many or few. microbatches: of the step; divides a mean loss.
+        gradients: see `Stage.backward`; their number must fit, else ValueError. microbatches: number in the step.
         """
         leaves, outputs = self.contexts.pop(microbatch)
         added = self.added.pop(microbatch, [])
@@ -165,7 +165,7 @@ def _of(by_microbatch: Mapping[int, T], microbatches: Range) -> dict[int, T]:
 
 
 def resume(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
-    """Continue this work after a half-open range of microbatches that `packed_work` has packed elsewhere."""
+    """Add the results of a half-open range of microbatches, packed by `packed_work`; continue this work after it."""
     work.gradients.resume(microbatches, tensors)
     work.losses |= payload.losses
     work.weights |= payload.weights

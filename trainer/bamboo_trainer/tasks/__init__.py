@@ -1,1 +1,1 @@
-"""The user's task: examining, preparing and calling it, and naming the part that is at fault."""
+"""Inspection, preparation and calls of the user's task, with errors that name the part at fault."""

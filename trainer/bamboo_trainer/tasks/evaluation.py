@@ -1,11 +1,11 @@
 """A task's evaluations, metrics and decisions: calls with checked results, and a trial before a job runs.
 
-A metric is a sum and its weight, batch by batch; a state's value is the total of the sums divided by the total of the
+Each batch gives a metric's sum and weight. The metric of a state is the total of the sums divided by the total of the
 weights, exactly rounded, so it depends neither on the grid nor on which worker computed which batch.
 
 Before a job runs, the trial (`try_measurements`) reports mistakes that would end the job at its first step or first
-evaluation. The trial runs layers forward (see `inspection`). Metrics get the layers' outputs or, if these have no data,
-zeros of their form; the trial then reports only errors that also occur with data.
+evaluation. It runs the layers forward, without data if possible (see `inspection`). Metrics get the last layer's
+outputs, or zeros of their form if they have no data; an error then counts only if it also occurs with data.
 """
 
 import math
@@ -80,7 +80,7 @@ def evaluated_samples(evaluation: Evaluation, batch: int, size: int) -> range:
 
 
 def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts, samples: int) -> dict[str, Sum]:
-    """Return (sum, weight) of a batch's loss and of each metric; a mean's weight is `samples`. Raises TaskError."""
+    """Return (sum, weight) of a batch's loss and metrics, by name; a mean's weight is `samples`. Raises TaskError."""
     outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
     with in_task("the loss, in an evaluation,"):
         values: dict[str, object] = {LOSS: task.loss(outputs, targets)}
@@ -146,7 +146,7 @@ _LARGEST: Final = 2**53  # absolute value of a whole number in a decision's memo
 
 
 def next_decided(task: Task, before: Decided | None, done: Committed) -> Decided | None:
-    """Call the task's decisions after a step; return them combined, or None without any. before: the last result."""
+    """Call the task's decisions after a step; return them combined, None without decisions. before: last result."""
     if not task.decisions:
         return None
     memories = before.memory if before else {}
@@ -160,7 +160,7 @@ def next_decided(task: Task, before: Decided | None, done: Committed) -> Decided
 
 
 def committed_step(step: int, commit: Commit) -> Committed:
-    """Return the facts of a commit that decisions get. step: the number of committed steps, including this one."""
+    """Return the facts about a commit for decisions. step: the number of committed steps, including this one."""
     return Committed(
         step=step,
         loss=finite(commit.loss),
@@ -172,7 +172,7 @@ def committed_step(step: int, commit: Commit) -> Committed:
 
 
 def frozen_among(names: Collection[str], decided: Decided | None) -> frozenset[str]:
-    """Return the names of the parameters that are frozen in the next step, by the decisions' patterns."""
+    """Return which of these parameter names the decisions freeze in the next step."""
     return _matching(tuple(names), tuple(decided.frozen)) if decided else frozenset()
 
 

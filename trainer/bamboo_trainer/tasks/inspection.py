@@ -3,7 +3,7 @@
 `look` walks along a task's layers, each on the outputs of the one before, to find their costs, sizes and forms. The
 layers run on tensors without data (torch's FakeTensorMode), which takes no memory and hardly any time, however large
 they are. They run in a child process: in this one, a table that a layer's code puts into a cache would stay there
-without data. If a layer cannot run so, as when its control flow depends on values, all run for real, on the CPU.
+without data. If a layer fails without data, as when its control flow depends on values, all run with data, on the CPU.
 """
 
 import logging
@@ -47,7 +47,7 @@ T = TypeVar("T")
 def from_child(items: Iterator[T]) -> tuple[list[T], str]:
     """Run an iterator in a forked process; return its items, and the reason why it ended early, or "".
 
-    An item is taken as soon as it is sent, so items before an error, or before the end of the process, count.
+    The result includes all items that the process sent before it failed or ended.
     """
     reading, writing = _FORK.Pipe(duplex=False)
     child = _FORK.Process(target=_send, args=(os.getpid(), items, writing))
@@ -110,7 +110,7 @@ def values_wanted() -> bool:
 def failing_quietly() -> Iterator[None]:
     """Silence torch's log of errors while layers are tried without data.
 
-    The traceback in it would look like an error of the job, but layers that fail without data run with data.
+    A traceback there would look like an error of the job, although layers that fail without data are run with data.
     """
     torchs = logging.getLogger(FakeTensorMode.__module__)
     level = torchs.level
@@ -140,9 +140,7 @@ class Walk:
 
     @property
     def quickly(self) -> AbstractContextManager[object]:
-        """The context in which recurrent layers without data take hardly any time, if only the number of operations
-        matters.
-        """
+        """A context in which recurrent layers without data take hardly any time, for counting operations only."""
         return AllStepsAtOnce() if self.mode else nullcontext()
 
     def layer(self, index: int) -> nn.Module:
@@ -157,7 +155,7 @@ class Walk:
         return (self.mode.from_tensor(leaf) if self.mode else leaf).requires_grad_(part.requires_grad)
 
     def visits(self, visit: Visit[T], inputs: Any, layers: range) -> Iterator[T]:
-        """Visit these layers in order; yield each finding. Raises any errors of `visit`, including for lack of data."""
+        """Visit these layers in order; yield each finding. Raises any error of `visit`, such as for lack of data."""
         with failing_quietly():
             parts = self.given(inputs)
             for index in layers:
@@ -178,7 +176,7 @@ def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
 
 
 def look_without_data(task: Task, inputs: Any, visit: Visit[T], layers: range) -> tuple[list[T], str]:
-    """Return the findings of these layers up to the first that cannot run without data, and why not; "" if all can.
+    """Return findings for these layers up to the first that fails without data, and the error; "" if none fails.
 
     inputs: the inputs of the first of these layers, with data.
     """
@@ -339,7 +337,7 @@ def require_all_samples(task: Task, forms: Parts, targets: Parts) -> None:
 
 
 def _made(forms: Parts, targets: Parts) -> Iterator[tuple[Parts, Parts, Parts]]:
-    """Yield made-up outputs, other ones, and the targets, for two samples each, in both orders of the targets."""
+    """Yield two sets of made-up outputs for two samples, and targets: DRAWS times for each order of the targets."""
     draw = torch.Generator().manual_seed(0)
 
     def outputs() -> Parts:

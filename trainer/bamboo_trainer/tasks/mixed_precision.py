@@ -1,11 +1,11 @@
 """Mixed precision: `torch.autocast` to bfloat16 or float16, which casts parameters in fp32 once a step.
 
 `torch.autocast` forgets its casts at its end, so every microbatch in flight would keep a copy of all weights for its
-backward. Here casts stay until a parameter changes. A cast's gradient is cast back for each microbatch by itself,
-so the bits are the same; and at once, so that no backward holds the gradients of all casts of a stage in 16 bits.
+backward. Here casts stay until a parameter changes. Each microbatch casts a cast's gradient back separately, so the
+bits are the same as in plain autocast; and at once, so that no backward holds all casts' gradients in 16 bits.
 
-A checkpointed layer keeps no casts for its backward, so they are forgotten, with all other casts of the stage:
-torch forgets them anyway when it has run such a layer once more in a backward.
+A checkpointed layer keeps no casts for its backward. It runs in plain autocast, whose end forgets all casts of the
+stage. torch forgets them anyway when a backward has repeated such a layer.
 """
 
 from collections.abc import Iterator
@@ -33,12 +33,12 @@ _NORMS: Final = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def kept_in_fp32(layer: nn.Module) -> set[int]:
-    """Return the ids of the parameters of norms, which are not rounded, whatever `training.parameterPrecision` is."""
+    """Return the id() of each parameter of a norm. They stay in fp32 with any `training.parameterPrecision`."""
     return {id(p) for module in layer.modules() if isinstance(module, _NORMS) for p in module.parameters(recurse=False)}
 
 
 def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Replace a layer's parameters, except norms', by rounded ones; return the layer. Shared ones stay shared."""
+    """Replace a layer's parameters, except norms', by copies in `dtype`; return the layer. Shared ones stay shared."""
     made, precise = dict[int, nn.Parameter](), kept_in_fp32(layer)
     for module in layer.modules() if dtype is not torch.float32 else ():
         for name, own in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -58,7 +58,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 @contextmanager
 def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
-    """Autocast in a reduced precision, keeping casts for the next time, until `forget_casts`."""
+    """Autocast to a reduced precision in this context, but keep the casts after it, until `forget_casts`."""
     kind, reduced = device.type, REDUCED[precision]
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     torch.set_autocast_enabled(kind, True)
@@ -113,11 +113,11 @@ def passed_on(result: Any, dtype: torch.dtype) -> Any:
 
 
 def as_passed_on(parts: Parts) -> Parts:
-    """Return a layer's inputs with views for leaves that require a gradient: views, like results, are no leaves.
+    """Return a layer's inputs, each leaf that requires a gradient replaced by a view of it, which is no leaf.
 
     autocast keeps the cast of a leaf, as if it were a parameter. The gradients of its uses would be summed in 16 bits,
     unlike the gradients of a tensor passed on within the stage; and the cast would stay until `forget_casts`. A layer
-    may use autocast itself, so this applies with any precision of the job.
+    may use autocast itself, so call this with any precision of the job.
     """
     return tuple([part.view_as(part) if part.requires_grad and part.is_leaf else part for part in parts])
 

@@ -86,9 +86,9 @@ _ALLOCATIONS: Final = frozenset(
 
 
 class _NoModules(nullcontext[None]):
-    """An empty replacement of the counter's hooks for modules.
+    """An empty replacement of FlopCounterMode's module hooks.
 
-    Without gradients the hooks fail after a module that returns a view of a parameter.
+    In torch.no_grad, those hooks fail after a module that returns a view of a parameter.
     """
 
     parents = frozenset({"Global"})
@@ -108,7 +108,7 @@ _CONVOLUTIONS: Final = frozenset({aten.convolution, aten.convolution_backward})
 
 
 class Operations(TorchDispatchMode):
-    """A mode that counts operations, on tensors with or without data. kernels: how often each was run."""
+    """A mode that counts operations, on tensors with or without data. kernels: the number of runs of each kernel."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -150,7 +150,7 @@ def _number(func: Any, given: Iterable[Any]) -> str:
 
 
 def _moved(func: Any, given: Iterable[Any], result: Iterable[Any]) -> int:
-    """Return the bytes that the operation reads and writes."""
+    """Return the number of bytes that an operation reads and writes; 0 for a view or an allocation."""
     if isinstance(func, torch._ops.OpOverload) and (_is_view(func) or func.overloadpacket in _ALLOCATIONS):
         return 0
     read, written = _bytes(given), _bytes(result)
@@ -175,8 +175,8 @@ def _bytes(values: Iterable[Any]) -> int:
 class AllStepsAtOnce(TorchFunctionMode):
     """A mode that runs a recurrent layer as one product over all steps: equally many operations in hardly any time.
 
-    It is only for tensors without data, since steps depend on each other. On such tensors each step of torch's loop
-    takes milliseconds, and there may be thousands. The loop of a GRU would also count all weights as read in each step.
+    Use it only for tensors without data, as it ignores that steps depend on each other. On such tensors each step of
+    torch's loop takes milliseconds. The loop of a GRU would also count all weights as read in each step.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -210,8 +210,8 @@ def _recurrent(
     both_ways: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Return tensors with the shapes of `torch.gru`'s and similar results; made-up hidden states feed the gates of all
-    steps.
+    """Run a recurrent layer on all steps at once, with made-up hidden states. Return tensors with the shapes of the
+    results of `torch.lstm`, `torch.gru` or similar.
 
     weights: for each layer and direction two matrices, two biases if any, and a projection if any.
     """

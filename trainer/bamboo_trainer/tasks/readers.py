@@ -3,8 +3,8 @@
 Nothing is prefetched if the dataset draws from torch's generator, which layers use, too. The first batch, read in the
 foreground, shows whether the dataset does.
 
-A `Prefetched` dataset has processes that read (`Readers`). Each ends with the worker, even if the worker is killed, and
-holds none of the worker's connections open.
+Separate processes read a `Prefetched` dataset (`Readers`). Each ends with the worker, even if the worker is killed, and
+keeps none of the worker's connections open.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _task: Task  # of a reader process
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A batch that was requested from the readers. answer: the batch, pickled."""
+    """A batch requested from the readers. indices: the samples' numbers. answer: the batch, pickled."""
 
     indices: Sequence[int]
     answer: Future[bytes]
@@ -77,7 +77,7 @@ class Readers:
             raise TaskError(f"no process that reads the dataset can be started: {said_by(error)}") from None
 
     def result(self, reading: Reading) -> Batch:
-        """Wait for a submitted batch; request it again if a reader is killed. Raises TaskError, TaskOutOfMemory."""
+        """Wait for and return a batch; request it again if a reader is killed. Raises TaskError, TaskOutOfMemory."""
         shown = list(reading.indices)[:8]
         for _ in range(MOST_ENDS):
             try:
@@ -120,7 +120,7 @@ def _begin(parent: int, task: Task) -> None:
 
 
 def _read(indices: Sequence[int]) -> bytes:
-    """Return a batch, pickled. Its tensors are copied, because a view would be sent with the whole of its memory."""
+    """Return a batch, pickled, with tensors copied: a view would be pickled with all the memory that it views."""
     batch = [tuple(map(_copy, parts)) for parts in load_batch(_task, indices)]
     return pickle.dumps(tuple(batch), pickle.HIGHEST_PROTOCOL)
 
@@ -130,8 +130,8 @@ def _copy(part: torch.Tensor) -> torch.Tensor:
 
 
 def _let_go_of_connections() -> None:
-    """Close the worker's connections in this process, or they would outlive the worker. Their descriptors stay taken,
-    because the worker's objects, copied into this process, may still close them.
+    """Close the worker's connections in this process, or they would outlive the worker. Their descriptors then refer to
+    /dev/null, because the worker's objects, copied into this process, may still close them.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
@@ -148,7 +148,7 @@ Key = tuple[int, int, int]  # stage, step, microbatch
 
 
 class BatchReader:
-    """The reader of batches for all stages of a worker, which prefetches if possible. One thread at a time calls the
+    """The reader of batches for all stages of a worker; it prefetches if possible. One thread at a time calls the
     dataset, unless the dataset has reader processes.
     """
 

@@ -1,8 +1,8 @@
 """Running statistics of norms (BatchNorm, InstanceNorm): forwards capture batches' statistics, and update nothing.
 
-A stage's forward may be repeated, on another worker, too, so it changes nothing. It captures the mean and the variance
-of each batch that a norm sees. Their weighted sums are a part of the stage's gradient, with which they are summed, sent
-and repeated (`FlatParameters`); the optimizer's step adds them to the running statistics at its end.
+This or another worker may repeat a forward, so a forward changes nothing. It captures the mean and variance of each
+batch that a norm sees. Their weighted sums are a part of the stage's gradient, summed, sent and repeated with it
+(`FlatParameters`). After the optimizer's step, they are added to the running statistics (`StageValues.apply`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -47,7 +47,7 @@ class Capture:
             self.losses.append((name, value))
 
     def close(self) -> None:
-        """End the forward; ignore what its repetition in the backward produces."""
+        """End the capture: ignore later contributions, such as those of a forward repeated in the backward."""
         self._closed = True
 
 
@@ -87,7 +87,7 @@ def intercept(module: nn.Module) -> None:
 
 
 class _LentStatistics:
-    """Hooks around a BatchNorm's or InstanceNorm's forward, which lend the norm buffers for the batch's statistics."""
+    """Hooks around a BatchNorm's or InstanceNorm's forward that give it temporary buffers for batch statistics."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[dict[str, Tensor | None], float | None] | None] = []
@@ -147,7 +147,7 @@ class RunningNorm:
 
     @property
     def contributes(self) -> bool:
-        """Whether a batch counts in the statistics: the norm is in training mode, unlike a frozen BatchNorm."""
+        """Whether batches change the running statistics: the norm is in training mode, unlike a frozen BatchNorm."""
         return self.module.training
 
     @property
@@ -160,7 +160,7 @@ class RunningNorm:
 
     @property
     def size(self) -> int:
-        """The number of elements in its sums: means, variances, the weight, and the number of batches."""
+        """The number of elements in a step's sums: means, variances, the weight, and the number of batches."""
         return 2 * self.module.get_buffer(_STATISTICS[0]).numel() + 2
 
     @property
@@ -169,7 +169,7 @@ class RunningNorm:
         return self.module.momentum is None and isinstance(self.module, _BatchNorm) and _COUNT in self.names
 
     def weighed(self, batches: Sequence[Parts], following: int) -> Tensor:
-        """Return one microbatch's part of the step's sums, [`size`]. batches: their means and variances, in order.
+        """Return one microbatch's part of the step's sums, [`size`]. batches: each one's mean and variance, in order.
         following: the number of the step's later microbatches, which reduce this one's weight, as in plain PyTorch.
         """
         factor = 1.0 if self._averages else self.module.momentum or 0.0
@@ -224,7 +224,7 @@ def spectrally_normed(layer: nn.Module) -> str:
 
 
 def shared_buffer(one: str, other: str) -> TaskError:
-    """Return the error for a buffer of several modules. one, other: "<layer>.<name>"."""
+    """Return the error for a running buffer that modules or layers share. one, other: its names "<layer>.<name>"."""
     return TaskError(
         f"{one} and {other} are one buffer that a forward updates (BatchNorm's running statistics), and not of one "
         "module in one layer: give each layer its own, or track_running_stats=False"

@@ -34,8 +34,8 @@ _FUSED: Final = (torch.optim.Adam, torch.optim.AdamW)
 
 
 class ScheduledOptimizer:
-    """The user's optimizer `inner` with the task's schedules. `inner` is None where there is nothing to train, as on a
-    stage of activation functions only. factor: multiplies the learning rate; 1 unless a decision of the task sets it.
+    """The user's optimizer (`inner`) with the task's schedules; `inner` is None if the stage has no trained parameters.
+    factor: multiplies the learning rate; 1 unless a decision of the task sets it.
     """
 
     def __init__(self, task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -47,12 +47,12 @@ class ScheduledOptimizer:
 
     @property
     def scheduled(self) -> frozenset[str]:
-        """The keys of parameter groups that are set at each step, and so are not a part of the optimizer's state."""
+        """The parameter-group keys that `step` sets each time; the optimizer's state therefore leaves them out."""
         return frozenset((RATE, *self._schedules))
 
     @property
     def keeps_its_names(self) -> bool:
-        """Whether the schedules certainly do not change the state's keys; a schedule of SGD's momentum may do so."""
+        """Whether no schedule can change which tensors the optimizer's state has (a schedule of SGD's momentum can)."""
         return self.scheduled <= _HARMLESS
 
     @property
@@ -61,12 +61,12 @@ class ScheduledOptimizer:
         return self.inner is not None and type(self.inner) in _READING and not _is_hooked(self.inner)
 
     def fuse(self) -> None:
-        """Use torch's fused kernel where the task allows it (see `fuse`). Call it before the first step."""
+        """Use torch's fused kernels where the task allows it (see the function `fuse`). Call it before any step."""
         if self.inner is not None:
             fuse(self.inner)
 
     def learning_rate(self, version: int) -> float:
-        """Return the learning rate of the step after `version` steps: the task's times the factor. Raises TaskError."""
+        """Return the task's learning rate for the step after `version` steps, times `factor`. Raises TaskError."""
         with in_task(f"task.learning_rate({version})"):
             rate = float(self.task.learning_rate(version))
         if not (math.isfinite(rate) and rate >= 0):
@@ -88,8 +88,8 @@ class ScheduledOptimizer:
         return values
 
     def step(self, version: int) -> None:
-        """Set the learning rate and the other schedules' values, and take the optimizer's step after `version` steps,
-        with the gradients in the parameters. Do nothing if `inner` is None. Raises TaskError.
+        """Apply the `settings` of the step after `version` steps, then take that step with the parameters' gradients.
+        Do nothing if `inner` is None. Raises TaskError; TaskOutOfMemory if memory runs out.
         """
         if self.inner is None:
             return
@@ -117,9 +117,9 @@ def require_learning_rate(task: Task) -> None:
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Use torch's fused kernel for each parameter group of Adam or AdamW, alone or in Combined, whose kernel the task
-    leaves open. Skip optimizers with a replaced `step`, and groups with parameters that are not contiguous, as the
-    kernel does not check that. Call it before the first step.
+    """Use torch's fused kernel in Adam and AdamW, alone or in Combined, for each parameter group whose kernel the task
+    does not choose. Skip optimizers with a replaced `step`, and groups with a parameter that is not contiguous: the
+    kernel assumes contiguity without checking it. Call this function before the first step.
     """
     for one in optimizer.parts if isinstance(optimizer, Combined) else (optimizer,):
         for group in one.param_groups if type(one) in _FUSED and "step" not in vars(one) else ():
@@ -128,7 +128,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
 
 
 def leaves_kernel_open(group: Mapping[str, Any]) -> bool:
-    """Return whether the task lets torch choose a parameter group's kernel. group: as it was before `fuse`."""
+    """Return whether the task lets torch choose a parameter group's kernel. group: not yet changed by `fuse`."""
     choice = (group.get("fused"), group.get("foreach"))
     return choice == (None, None) and not group.get("differentiable") and not group.get("capturable")
 
@@ -162,7 +162,7 @@ def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _held(values: Iterable[object]) -> Iterator[torch.optim.Optimizer]:
-    """Yield the optimizers among these values, or in lists, tuples and dictionaries among them."""
+    """Yield each optimizer that is one of these values, or an item of a list, tuple or dictionary among them."""
     for value in values:
         if isinstance(value, torch.optim.Optimizer):
             yield value
@@ -173,7 +173,7 @@ def _held(values: Iterable[object]) -> Iterator[torch.optim.Optimizer]:
 
 
 def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:
-    """Return the schedules by the key of parameter groups that each sets. Raises TaskError for invalid schedules."""
+    """Return the task's schedules, by the parameter-group key that each one sets. Raises TaskError for invalid ones."""
     given = task.schedules
     if not isinstance(given, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in given.items()):
         raise TaskError('task.schedules must be a mapping from names such as "momentum" to functions of the step')
@@ -183,7 +183,7 @@ def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:
 
 
 def _checked(name: str, value: object, default: object, version: int) -> Value:
-    """Return a schedule's value: a number, or a tuple as long as the optimizer's default. Raises TaskError."""
+    """Check a schedule's value; return it as a float, or as a tuple like the optimizer's default. Raises TaskError."""
     wanted = len(default) if isinstance(default, tuple | list) else None
     values = tuple(value) if wanted and isinstance(value, tuple | list) else (value,)
     numbers = tuple(float(v) for v in values if isinstance(v, int | float) and math.isfinite(v))

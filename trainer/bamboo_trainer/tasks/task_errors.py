@@ -1,4 +1,4 @@
-"""Errors raised while a task runs: whether the user's code raised one, at which line, and its text in one line."""
+"""Exceptions for errors of the user's task, and functions that classify, locate and describe an error."""
 
 import errno
 import sysconfig
@@ -65,15 +65,15 @@ def describe(error: BaseException) -> str:
 
 
 def complaint(error: ValueError) -> str:
-    """Return the message for a rejected value, with its place (`where`) if known and not in one of Bamboo's models."""
+    """Return an error's message in one line, with its place (`where`) if that is known and not in a Bamboo model."""
     message, frame = _message(error), _innermost(error)
     own = frame is None or Path(frame.filename).is_relative_to(MODELS)
     return message if own else f"{message} ({where(error)})"
 
 
 def where(error: BaseException) -> str:
-    """Return file, line and function of the innermost frame of the user's code, or of one of Bamboo's models. Without
-    such a frame, use the innermost one of a library (not Bamboo, torch or Python's own); "" without any.
+    """Return where an error was raised: file, line and function of the innermost frame in the user's code or in one of
+    Bamboo's models; if none, of the innermost frame in an installed library other than torch; if none, "".
     """
     frame = _innermost(error)
     return f"{shown(frame.filename)} line {frame.lineno}, in {frame.name}" if frame else ""
@@ -86,15 +86,15 @@ def _innermost(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def is_tasks(error: BaseException) -> bool:
-    """Return whether the user's code or a library that it called raised the error, not Bamboo's code that it called."""
+    """Return whether the user's code, or a library that it called, raised the error, and not Bamboo's own code."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     mattering = [file for file in files if is_users(file) or _is_own(file)]
     return bool(mattering) and is_users(mattering[-1])
 
 
 class in_task:
-    """A context for a call into the task: an error becomes a TaskError or TaskOutOfMemory that begins with `what`. A
-    TaskError stays as it is.
+    """A context manager for a call into the task. It turns an error into a TaskError or TaskOutOfMemory whose message
+    begins with `what`. A TaskError passes unchanged.
     """
 
     def __init__(self, what: str) -> None:
@@ -120,7 +120,7 @@ def _is_own(file: str) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Return whether a source file is the user's own code or one of Bamboo's models, not an installed library."""
+    """Return whether a source file is user code or one of Bamboo's models, not other Bamboo, Python or library code."""
     path = Path(file)
     return path.is_relative_to(MODELS) or not (
         file.startswith("<") or path.is_relative_to(OWN) or path.is_relative_to(PYTHON) or _is_installed(path)

@@ -1,10 +1,10 @@
 """Tied parameters: one value with several names. `tie` applies `Task.tied`; `Search` finds other shared parameters.
 
-Shared parameters become tied, too, or the task is refused. In one process, layers that share a parameter train one
-object. On several workers, each layer would train its own, so sharing must be known before the layers are placed: every
-worker searches for it at its start, in the same way. The search builds one layer after the other without initial
-values, which takes hardly any time, and in a child process, so that no factory remembers such a layer. If a factory
-needs the values, layers are built with them.
+`settled` ties shared parameters, too, or raises TaskError. In one process, layers that share a parameter train one
+object; on several workers, each layer would train a copy of its own. So every worker searches for shared parameters, in
+the same way, before the layers are placed. The search builds one layer after the other in a child process, so that no
+factory remembers these layers, and without initial values, which takes hardly any time. If that fails, for instance
+because a factory needs the values, the search is repeated in this process, with values.
 """
 
 import logging
@@ -30,7 +30,7 @@ from bamboo_trainer.tasks.user_code import build_layer, named_layer
 
 
 def tied_groups(task: Task) -> dict[str, tuple[int, str]]:
-    """Return the group of each tied name: its index in `Task.tied`, and its first name. Raises TaskError."""
+    """Map each tied name to its group's index in `Task.tied` and its group's first name. Raises TaskError."""
     groups: dict[str, tuple[int, str]] = {}
     for number, names in enumerate(task.tied):
         if len(set(names)) < 2:
@@ -53,9 +53,9 @@ def tie(
     *,
     apart: bool = False,
 ) -> dict[int, tuple[int, str]]:
-    """Make the tied parameters one object per group, with the value of the group's first name. Return each object's
-    group and first name, by the object's id(). Raises TaskError if a named parameter is missing, or differs from the
-    group's first one in shape or requires_grad.
+    """Make the tied parameters of `layers` one object per group, with the value of the group's first name. Return each
+    object's group and that group's first name, by the object's id(). Raises TaskError if a named parameter is missing,
+    or differs from the group's first one in shape or requires_grad.
 
     apart: make one object per group and layer for trained parameters, so that each layer's gradient stays separate.
     """
@@ -100,9 +100,9 @@ def _parameter(layer: nn.Module, index: int, path: str) -> nn.Parameter:
 
 
 def forbid_training(layer: nn.Module, index: int) -> None:
-    """Forbid training a layer that is made in addition to the stages' layers, and that the task's code may have kept.
+    """Forbid training a layer that belongs to no stage, but to which the task's code may have kept a reference.
 
-    A backward that reaches one of its parameters, however late, raises TaskError.
+    Any later backward that reaches one of its trained parameters raises TaskError.
     """
     for name, parameter in layer.named_parameters():
         if parameter.requires_grad:
@@ -148,11 +148,11 @@ Names = tuple[str, ...]
 
 @dataclass(slots=True)
 class Shared:
-    """The parameters that layers share. groups: by first name, a parameter's names, one for each layer that has it.
+    """The tensors that layers share. groups: each shared parameter's names, one per layer that has it, by the first.
 
-    aliases: a parameter's first name in its layer, by each further name there. handed_out: layers whose factories do
-    not create everything anew at each call. overlaps: names of two different tensors in the same memory, at least one
-    of them trained. running: the two names of a buffer that the forwards of two modules update.
+    aliases: a parameter's first name in its layer, by each other name in that layer. handed_out: indices of layers
+    whose factories do not create every tensor anew at each call. overlaps: pairs of names of different tensors in the
+    same memory, at least one of them trained. running: pairs of names of one buffer that two modules' forwards update.
     """
 
     groups: dict[str, list[str]] = field(default_factory=dict)
@@ -257,8 +257,8 @@ class _Place:
 
 
 class Search:
-    """A search for shared parameters and memory that builds every layer twice. It records tensors only by weak
-    references, so it finds again only tensors that factories keep.
+    """A search for shared parameters and memory, which builds every layer twice. It holds only weak references to
+    tensors, so it recognizes a tensor of an earlier layer only if a factory has kept it.
     """
 
     def __init__(self, task: Task, seed: int, within: Callable[[], AbstractContextManager[object]] = nullcontext):
@@ -269,7 +269,7 @@ class Search:
         self._found = Shared()
 
     def layers(self) -> Iterator[Shared]:
-        """Yield the findings so far, always the same object, after each layer of both passes."""
+        """Build all layers, twice; after each layer, yield the results so far, always as the same object."""
         for again in (False, True):
             for layer in range(len(self._task.layers)):
                 module = build_layer(self._task, self._seed, layer, self._within())
@@ -296,8 +296,8 @@ class Search:
             self._found.handed_out |= {known[0], layer}
 
     def _before(self, layer: int, name: str, tensor: Tensor, again: bool) -> tuple[int, str] | None:
-        """Return the layer and name under which this very tensor was first seen, else None. In the first pass, record a
-        new tensor; in the second (`again`), record that the layer's factory hands out an earlier one.
+        """Return the layer and name under which this same object was seen first; None if it is new. In the first pass,
+        record a new tensor; in the second (`again`), record that the layer's factory returned an earlier one.
         """
         known = self._first.get(id(tensor))
         if known is None or known[0]() is not tensor:
@@ -315,7 +315,7 @@ class Search:
                 self._found.aliases[f"{layer}.{name}"] = f"{layer}.{names[id(parameter)]}"
 
     def _lay(self, layer: int, module: nn.Module) -> None:
-        """Record where the layer's tensors lie, and overlaps with other tensors if one of the two is trained."""
+        """Record where the layer's tensors lie in memory, and overlaps with others if one of the two is trained."""
         named: Iterable[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
         for name, tensor in named:
             if tensor.layout is not torch.strided or is_lazy(tensor) or not tensor.numel():

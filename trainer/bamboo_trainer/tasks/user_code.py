@@ -1,6 +1,6 @@
-"""Calls into the user's task, with checked results: each mistake becomes a TaskError with a sentence.
+"""Calls into the user's task with checks: a mistake of the task raises TaskError with a message for the user.
 
-Running out of memory is no mistake, and becomes a TaskOutOfMemory.
+Running out of memory is no mistake of the task, and raises TaskOutOfMemory.
 """
 
 import inspect
@@ -30,9 +30,9 @@ _VERSION: Final = attrgetter("_version")
 
 
 def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManager[object] = _AS_IT_IS) -> nn.Module:
-    """Build one layer; its values are a pure function of (seed, layer). Restore the CPU's generator, but not a GPU's.
+    """Build one layer, with initial values that depend only on (seed, layer). Restore the CPU's random generator only.
 
-    within: entered around the factory. Raises TaskError, also for lazy modules, spectral_norm and non-fp32 parameters.
+    within: a context for the factory. Raises TaskError, also for lazy modules, spectral_norm, non-fp32 parameters.
     """
     with torch.random.fork_rng(devices=[]):
         _seed_all(pure_seed("init", seed, layer))
@@ -92,7 +92,7 @@ def call_layer(task_layer: nn.Module, given: Any) -> Any:
 
 
 def arguments(task_layer: nn.Module, given: Any) -> tuple[Any, ...]:
-    """Return the layer's arguments. A tuple is unpacked if the forward takes several arguments."""
+    """Return the layer's arguments: the items of a tuple if the forward takes several arguments, else `given` alone."""
     if not isinstance(given, tuple):
         return (given,)
     takes_several = _TAKE_SEVERAL.get(task_layer)
@@ -121,9 +121,9 @@ def run_layer(
     *,
     ends_stage: bool = False,
 ) -> Parts:
-    """Run a user's layer forward, check its result, and return that as contiguous tensors. parts: the layer's inputs.
+    """Run a user's layer forward and return its checked result, as contiguous tensors. parts: the layer's inputs.
 
-    call: replaces `call_layer`. ends_stage: the layer is the last of its stage, so the gradient of its result comes
+    call: called instead of `call_layer`. ends_stage: the layer is its stage's last, so its result's gradient comes
     from outside the stage. Raises TaskError for any error of the layer, and if the layer writes to its inputs or
     returns something that cannot be sent to another stage; TaskOutOfMemory if memory runs out.
     """
@@ -155,8 +155,8 @@ def run_layer(
 
 
 def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
-    """Give a part that is passed on unchanged, or returned twice, a separate gradient in each place, as between stages.
-    Otherwise a stage would sum the gradients of all uses in an order that depends on the split.
+    """Return a layer's result with a view for each part that is also an input, or occurs twice. Each use then has its
+    own gradient, as between stages; otherwise the order in which a stage sums them would depend on the split.
     """
     if len(parts) == len(result) == 1 and parts[0] is not result[0]:
         return result  # nearly always
@@ -168,8 +168,8 @@ def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
 
 
 def _in_one_layout(parts: Parts, *, hooked: bool, who: str) -> Parts:
-    """Make parts contiguous, like parts from another worker, and if `hooked` also their gradients: the bits of a sum or
-    product may depend on strides, and must not depend on the split.
+    """Return contiguous parts, like parts from another worker; if `hooked`, make their gradients contiguous, too. Bits
+    of sums and products may depend on strides, but must not depend on the split. who: the layer's name, for errors.
     """
     parts = tuple([part.contiguous() for part in parts])
     passed = [part for part in parts if part.requires_grad and not part.is_leaf] if hooked else []
@@ -182,9 +182,9 @@ def _in_one_layout(parts: Parts, *, hooked: bool, who: str) -> Parts:
 def _contiguous(number: int, count: int, without: set[int], compiled: str, gradient: Tensor | None) -> Tensor | None:
     """Return the contiguous gradient of a part of a layer's result; None if the next layer takes the part detached.
 
-    Raises TaskError for a compiled layer that gets no gradient at all: it takes None for zeros, so its parameters would
-    count as used. number: the part's number, among `count`. without: the parts without gradient so far. compiled: the
-    layer's name, if it is compiled.
+    Raises TaskError if a compiled layer gets no gradient at all: it would treat None as zeros, and its parameters would
+    count as used. number: the part's index among `count` parts. without: indices of the parts without gradient so far;
+    extended here. compiled: the layer's name if it is compiled, else "".
     """
     if gradient is not None:
         return gradient.contiguous()
@@ -249,7 +249,7 @@ def length_of(dataset: Sized) -> int:
 
 
 def check_dataset(dataset: object) -> None:
-    """Raise TaskError if a dataset has no `batch`, like those of torch.utils.data, which return single samples."""
+    """Raise TaskError if a dataset has no `batch` method, such as torch.utils.data's datasets of single samples."""
     if callable(getattr(dataset, "batch", None)):
         return
     problem = f"the dataset: expected len() and batch(indices), and {type(dataset).__name__} has no batch"
@@ -258,14 +258,14 @@ def check_dataset(dataset: object) -> None:
 
 
 def forward_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
-    """Return the seed of the global generator right before a layer's forward (dropout)."""
+    """Return the seed for torch's global generators before a layer's forward, which may draw from them (dropout)."""
     return pure_seed("forward", seed, step, microbatch, layer)
 
 
 def seed_forward(device: torch.device, seed: int) -> None:
-    """Set the state of the generators that a forward on `device` may draw from.
+    """Seed the random generators that a forward on `device` may draw from: the CPU's and, on a GPU, the GPU's.
 
-    `torch.manual_seed` does the same and much more; it takes longer than a small layer.
+    `torch.manual_seed` would do more than that, and take longer than a small layer's forward.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -281,8 +281,8 @@ class Loss(NamedTuple):
 
 
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
-    """Return the loss and its weight, with the outputs converted to fp32 first. Raises TaskError if the loss raises an
-    error, is not a floating-point scalar, or does not depend on the model although its weight is not 0.
+    """Compute a microbatch's loss and its weight, from the outputs in fp32. Raises TaskError if the task's loss raises
+    an error, is not a floating-point scalar, or does not depend on the model although its weight is not 0.
     """
     outputs = _in_fp32(outputs)
     with in_task("the loss"):
@@ -296,7 +296,7 @@ def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
 
 
 def check_functions(task: Task) -> None:
-    """Raise TaskError unless metrics, decisions and callbacks map valid names to functions, within their limits."""
+    """Raise TaskError unless metrics, decisions and callbacks map valid names to functions, and are not too many."""
     fields = {
         "metrics": (task.metrics, MOST_METRICS),
         "decisions": (task.decisions, MOST_DECISIONS),
@@ -377,7 +377,7 @@ def new_parameter(task_layer: nn.Module, layer: int, name: str) -> TaskError:
 
 @contextmanager
 def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
-    """Check in this context that a forward changes no buffer of these layers, given by number. Raises TaskError."""
+    """Raise TaskError at the end of this context if a forward in it has changed a buffer of these layers (by index)."""
     before = _buffer_copies(layers)
     yield
     after = _buffer_copies(layers)

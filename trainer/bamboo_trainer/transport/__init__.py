@@ -1,1 +1,1 @@
-"""Sending frames between workers: links over TCP, each of one connection or several."""
+"""The transport of frames between workers: links over TCP, each with one or more connections."""

@@ -13,7 +13,7 @@ from bamboo_trainer.transport.wire import Lane
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The event that a link to or from a peer broke. The link is formed again while the peer is in the plan."""
+    """The event that a link to or from a peer broke. Its sender forms it again while both workers are in the plan."""
 
     peer: WorkerId
 
@@ -55,7 +55,7 @@ class Transport(Protocol):
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
         """Set the workers of the newest plan: close links to and from all other workers, and refuse their new links.
 
-        peers: each worker's address (host and port), which it has for life.
+        peers: each worker's address (host and port), which never changes.
         """
         ...
 

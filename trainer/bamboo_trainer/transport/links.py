@@ -1,11 +1,11 @@
-"""A link's two ends: threads that connect and send, and others that authenticate the sender and read into tensors.
+"""A link's two ends: threads that connect and send, and threads that authenticate the sender and read into tensors.
 
-A frame whose tensors have LARGE_BODY bytes or more travels over one of FLOWS_PER_LINK additional connections, whichever
-is free, since clouds limit the rate of each. All other frames travel over the link's first connection. The receiving
-end delivers the frames of all connections in the order of the numbers that precede them. If a connection is lost, so is
-the link.
+A frame whose tensors have LARGE_BODY bytes or more travels over any free one of FLOWS_PER_LINK additional connections,
+since clouds limit the rate of each connection. All other frames travel over the link's first connection. A number
+precedes each frame, and the receiving end delivers the frames of all connections in the order of these numbers. If one
+connection is lost, the whole link ends.
 
-The sending end (`Outbound`): the link's thread forms the link, again and again, and waits for its end; each connection
+The sending end (`Outbound`): the link's thread forms the link, waits for its end, and forms it again; each connection
 has a thread that sends. The caller's own thread sends a small frame if the kernel takes it at once: waking a sender,
 which then waits for the interpreter's lock, takes longer than sending such a frame.
 
@@ -81,7 +81,7 @@ def read(reader: "BufferedReader[socket.SocketIO]", size: int) -> bytes:
 
 
 class LinkStates:
-    """The broken links of one direction. When several lanes break together, only the first break is reported.
+    """The broken links of one direction. If several lanes of a peer break together, only the first break is reported.
 
     Each lane's recovery is reported, as the lane may have dropped frames resent after another lane's recovery.
     """
@@ -125,7 +125,7 @@ Queue = SimpleQueue[list[wire.Buffer] | None]  # of frames or their unsent bytes
 
 
 class Outbound:
-    """The sending end of a link: frames of one lane to one peer. Its thread calls on_broke when the link breaks or
+    """The sending end of a link, for one lane's frames to one peer. Its thread calls on_broke when the link breaks or
     cannot be formed, and on_stands when it is formed, without holding the lock.
     """
 
@@ -138,7 +138,7 @@ class Outbound:
         on_stands: Report,
         rate: float | None,
     ) -> None:
-        """Create the sending end. route: this worker, peer, lane. rate: limit in bytes per second; None: none."""
+        """Create the sending end. route: this worker, peer, lane. rate: bytes per second at most; None: unlimited."""
         self.me, self.peer, self.lane = route
         self._secret = secret
         self._address = address
@@ -197,7 +197,7 @@ class Outbound:
         return self._pending > 0
 
     def flush(self, seconds: float) -> bool:
-        """Wait until each queued frame is sent, or lost with the link; return False if that takes over `seconds`."""
+        """Wait up to `seconds` until each queued frame is sent, or lost with the link; return False if any is left."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, max(0.0, seconds))
 
@@ -248,7 +248,7 @@ class Outbound:
             return not self._closed
 
     def _link(self) -> None:
-        """Form the link, wait until it ends, and raise the cause: OSError, WireError; others for an invalid address."""
+        """Form the link, wait for its end, and raise the cause: OSError, WireError, ValueError or OverflowError."""
         host, port = self._address
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = addresses[self._attempts % len(addresses)]
@@ -285,7 +285,7 @@ class Outbound:
                 self._start_sender(self._send_large)
 
     def _greet(self, sock: socket.socket, address: Any, joins: bytes = b"") -> bytes:
-        """Connect and authenticate; return the acceptor's nonce. Raises OSError, WireError."""
+        """Connect and authenticate; return the acceptor's nonce. joins: see LinkHello. Raises OSError, WireError."""
         with self._lock:
             if self._end or self._closed:
                 raise ConnectionAbortedError(self._end or "closed")
@@ -330,7 +330,7 @@ class Outbound:
             self._finish(said_by(error))
 
     def _send_paced(self, sock: socket.socket, buffer: memoryview) -> None:
-        """Send bytes at the link's rate. Raises OSError, also if the link ends meanwhile."""
+        """Send bytes, no faster than the link's rate. Raises OSError, also if the link ends meanwhile."""
         if self._rate is None:
             sock.sendall(buffer)
             return
@@ -348,7 +348,7 @@ HELLO_SECONDS = 5.0
 
 
 class Inbound:
-    """The receiving end of one connection. The first connection of a link delivers all frames of the link, in order."""
+    """The receiving end of one connection. The first connection's end delivers all frames of the link, in order."""
 
     def __init__(
         self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: "TcpTransport", buffer: Buffer
@@ -387,7 +387,7 @@ class Inbound:
             return True
 
     def _deliver(self, number: int, frame: Frame) -> None:
-        """Deliver a frame, or keep it until all with lower numbers have come. Raises WireError for a used number."""
+        """Deliver a frame, or keep it until it is the next one by number. Raises WireError for a used number."""
         with self._turn:
             if number < self._next or number in self._early:
                 raise wire.WireError(f"a second frame with the number {number}")

@@ -1,10 +1,10 @@
 """The transport over plain TCP: one simplex link per sender, receiver and lane.
 
-Locks: `_news` keeps LinkDown and LinkUp in the order in which they happened; only the links' own threads take it, and
-always before `_changed`, which guards the tables and under which `deliver` is never called. So `deliver` may call send
-and peers, and may take a lock that others hold while they call them.
+Locks: `_news` keeps the events LinkDown and LinkUp in order; only the links' own threads take it, always before
+`_changed`. `_changed` guards the tables; no thread calls `deliver` while it holds `_changed`. So `deliver` may call
+send() and peers(), and may take a lock that other threads hold while they call these.
 
-A frame that a reader already holds when peers() or close() is called may still be delivered; none after that.
+After close(), or after peers() has removed a sender, a reader may still deliver the one frame that it already holds.
 """
 
 import hmac
@@ -157,7 +157,7 @@ class TcpTransport:
         return True
 
     def find(self, hello: wire.LinkHello) -> Inbound | None:
-        """Return the link that a connection's hello joins; None if it is not the newest one of its sender and lane."""
+        """Return the newest link of the hello's sender and lane if it is the link that the hello joins, else None."""
         with self._lock:
             link = self._inbound.get((hello.worker, hello.lane))
         return link if link is not None and hmac.compare_digest(link.nonce, hello.joins) else None

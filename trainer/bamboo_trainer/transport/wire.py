@@ -1,9 +1,9 @@
-"""The wire format of the TCP data plane: pure functions between frames or hellos and bytes. No byte is trusted.
+"""The wire format of the TCP data plane: pure functions that encode frames and hellos, and parse untrusted bytes.
 
 A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one after the
 other, in the machine's byte order (little-endian everywhere that torch runs). The frame's number on the link comes
-before it, see `links`. Anything out of bounds or inconsistent is a WireError; the reader then closes the link. `frames`
-knows what a frame of each kind must carry, this module does not.
+before it, see `links`. Anything out of bounds or inconsistent raises WireError; the reader then closes the link. The
+module `frames`, not this one, checks that a frame has the tensors and the payload of its kind.
 """
 
 import hashlib
@@ -95,7 +95,7 @@ class _Meta(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sender of a link, the link's lane, and the proof that the sender knows the job's secret."""
+    """The sender's first message on a connection: its name, the lane, and a proof that it knows the job's secret."""
 
     worker: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
     lane: Lane
@@ -110,9 +110,9 @@ _META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowErro
 
 
 class Encoded(NamedTuple):
-    """A frame ready to send; it shares the storage of those tensors of the frame that are contiguous in host memory.
+    """A frame ready to send. The frame's tensors that are contiguous in host memory are not copied.
 
-    head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. body_length: their size.
+    head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. body_length: in bytes.
     """
 
     head: bytes

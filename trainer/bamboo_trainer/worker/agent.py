@@ -145,8 +145,8 @@ class Inbox:
         self._items.put(item)
 
     def arrival(self, plan: Plan) -> float | None:
-        """Return when a plan arrived, in seconds of time.monotonic(), and forget the time; None if it was forgotten
-        before. A plan may have waited in this queue until an instruction ended.
+        """Remove and return a plan's time of arrival, in seconds of time.monotonic(); None if it was removed before. A
+        plan may have waited in this queue until an instruction ended.
         """
         return self._arrivals.pop(plan.epoch, None)
 
@@ -170,7 +170,7 @@ SELF_EXPLANATORY: Final = (DeviceError, CompilerUnavailable)
 
 
 def failure_reason(error: BaseException) -> str:
-    """Return the reason, such as OutOfMemory, under which an error that ends the worker is reported."""
+    """Return the reason to report for an error that ends the worker, such as "OutOfMemory"."""
     if isinstance(error, DeviceError):
         return "DeviceUnavailable"
     if isinstance(error, CompilerUnavailable):
@@ -198,10 +198,10 @@ def exit_code(error: SystemExit) -> int:
 
 
 def place_of(thread: int) -> str:
-    """Return a thread's layer in progress, and file, line and function of its innermost frame of user code, as text;
-    "" if there is neither.
+    """Return the layer that a thread runs, and the file, line and function of its innermost frame in user code, as
+    text; "" if it has neither. thread: its ident.
 
-    If the thread has no such frame, for instance while it waits for data, another thread's counts. thread: its ident.
+    If the thread has no such frame, for instance while it waits for data, use another thread's frame.
     """
     stacks = sys._current_frames()
     own = stacks.pop(thread, None)
@@ -442,14 +442,14 @@ class WorkerAgent:
         )
 
     def _tell_of_callbacks(self, task: Task) -> None:
-        """Warn, as the root of a job without a history, that callbacks are not called."""
+        """Warn that the task's callbacks, if any, are not called. The root of a job without a history calls this."""
         if task.callbacks:
             names = ", ".join(sorted(task.callbacks))
             text = f"the callbacks {names} are called with what is in the job's history, and it keeps none"
             self.control.send(WorkerWarning(reason="CallbacksNotCalled", message=text))
 
     def _commit(self, commit: Callable[[], None]) -> None:
-        """Call `commit` to commit a checkpoint: now or, with a history, in a later turn (see `when_written`)."""
+        """Call `commit`, which commits a checkpoint: at once or, if a history is kept, later (see `when_written`)."""
         if self.history:
             self.history.when_written(partial(self.inbox.put, commit))
         else:
@@ -480,7 +480,7 @@ class WorkerAgent:
         self.exit_code, self.last = EXIT_FAILED, f"{reason}: {message}"
 
     def _await_loggers(self) -> None:
-        """Give loggers their full time at the end of `run`, as no other worker waits for this one; announce that."""
+        """Let loggers have their full time at the end of `run`, as no other worker waits for that; report the wait."""
         self.job_over = True
         if self.history:
             self.history.announce_end(self.settings.logger_seconds)

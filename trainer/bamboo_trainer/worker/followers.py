@@ -1,8 +1,8 @@
-"""Followers of the history: loggers and callbacks, each with its own cursor and thread, so that none delays another.
+"""Followers of the history, for loggers and callbacks: each has its own cursor and thread, so that none delays another.
 
-Only the root's followers run. The cursor is saved with the history, so the followers of a new root continue from it.
-It includes the state of a callback, so that the callback counts each call once. A root that is lost may have made calls
-that were not saved, at most AT_ONCE of them unless saving has failed; these are repeated.
+Only the root's followers run. Each cursor is saved with the history, so the followers of a new root continue from it. A
+callback's cursor includes the callback's state at the cursor's position. If the root is lost, the new root repeats
+the calls after the saved cursor: at most AT_ONCE calls of a callback, unless saving had failed.
 """
 
 import hashlib
@@ -96,7 +96,7 @@ MakeTurns = Callable[[Callable[[bool], None], float, str, Callable[[str], None]]
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
-    """The position in the history up to which a logger or a callback was given records.
+    """The position in the history up to which a logger or callback has received the records.
 
     given: (attempt, step) of the newest step, evaluation and call of `on_end`, and (0, number) of each source's newest
     event. A callback's cursor also has its state, its states at checkpoints by step (`at`), and whether it failed and
@@ -139,8 +139,8 @@ class SavedByAnother(Exception):
 
 
 class HistoryFollower(ABC):
-    """A reader of the history that gives one logger or callback each record in order, and not again once the cursor is
-    saved. make: creates the logger or callback. tell: sends a message to the coordinator. turns: makes the thread.
+    """A reader of the history that gives one logger or callback each record after the saved cursor, in order. make:
+    creates the logger or callback. tell: sends a message to the coordinator. turns: makes the thread.
     """
 
     kind: ClassVar[str]
@@ -217,8 +217,8 @@ class HistoryFollower(ABC):
             over()
 
     def _follow(self, *, complete: bool) -> None:
-        """Give the records after the cursor, and save the cursor. complete: training is complete; call `end`, too.
-        Raises the logger's errors, StorageError, HistoryError (the call can be repeated then), and SavedByAnother.
+        """Pass the records after the cursor to `write`; save the cursor. complete: training is complete; call `end`,
+        too. Raises SavedByAnother; the logger's errors, StorageError and HistoryError, after which a retry is safe.
         """
         cursor = self._cursor = self._cursor or self._stored()
         files = [file for file in self._files.all() if self._file is None or file >= self._file]
@@ -295,8 +295,8 @@ class CallbackFollower(HistoryFollower):
         self._callback = None  # the next one is made with the saved state
 
     def _begun_anew(self, record: Record, cursor: Cursor) -> Cursor:
-        """Return the cursor for a record. At a new attempt's first step or evaluation, the cursor is not `off`; if the
-        attempt repeats steps, the cursor has the callback's state at the newest checkpoint before them, or none.
+        """Return the cursor to use for a record. The first step or evaluation of a new attempt resets `off`; if the
+        attempt repeats steps, it also restores the callback's state at the newest checkpoint before them, or None.
         """
         if isinstance(record, EventRecord) or record.attempt <= cursor.attempt:
             return cursor

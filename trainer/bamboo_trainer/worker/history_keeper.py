@@ -1,7 +1,7 @@
 """The keeper of the job's history: the root writes it, and every worker keeps the records that a next root would need.
 
-A root writes all commits that any worker knows and that are not known to be in the history; readers merge what two
-roots have written. A separate thread writes: training never waits for the store, and its end only for a limited time.
+A root writes all commits that any worker knows, except the ones known to be in the history; readers merge the records
+of several roots. A separate thread writes, so no step waits for the store; the job's end waits for a limited time only.
 """
 
 import threading
@@ -38,7 +38,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def records_of(done: int, commit: Commit, rates: Rates, attempt: int) -> Iterator[Record]:
-    """Yield a commit's records, if it has a mark. done: steps committed before. attempt: used if the mark has none."""
+    """Yield a commit's records; none if it has no mark. done: steps committed before. attempt: if the mark has none."""
     if (mark := commit.history) is None:
         return
     attempt = mark.attempt or attempt
@@ -83,8 +83,8 @@ class _Term:
 
 
 class _Waiter(NamedTuple):
-    """A function to call once the history is written. until: the time at which it is called in any case. complete: call
-    it after all callbacks have handled the end of training.
+    """A function to call once the history is written. until: when to call it in any case, in time.monotonic() seconds.
+    complete: call it only after all callbacks have handled the end of training.
     """
 
     until: float
@@ -206,7 +206,7 @@ class HistoryKeeper(History):
 
     def close(self, seconds: float, logger_seconds: float = 0.0) -> None:
         """As the root, write the remaining records and give them to the followers. Close the followers; report the ones
-        that have not finished. seconds: the longest wait for writing. logger_seconds: then for the followers.
+        that have not finished. seconds: the longest wait for writing. logger_seconds: the longest for followers.
         """
         self._turns.end()
         self._turns.join(seconds)
@@ -228,8 +228,8 @@ class HistoryKeeper(History):
     # in the separate thread
 
     def _turn(self, last: bool) -> None:
-        """As the root, write the kept records if the other workers have sent theirs, and call the waiters whose records
-        are written or whose time is over; else call all waiters. last: write all and call all, as no turn follows.
+        """As the root, write the kept records if the other workers have sent theirs. Call the waiters whose records are
+        written or whose time is over, or all if this worker is not the root. last: write and call all; no turn follows.
         """
         with self._lock:
             term, waiting, self._waiting = self._term, self._waiting, []
@@ -278,7 +278,7 @@ class HistoryKeeper(History):
         return True
 
     def _prepare(self, term: _Term) -> HistoryFile:
-        """Determine the attempt's number from the history, begin a file, and let the followers start."""
+        """Determine the attempt's number from the history, let the followers start, and return a new file."""
         self._files.remove_partial(older=DEAD_SECONDS)
         files = self._files.all()
         newest = self._files.read(files[-1]) if files else ()
@@ -301,8 +301,8 @@ class HistoryKeeper(History):
             self._commits = {step: commit for step, commit in self._commits.items() if step >= written}
 
     def _attempt_after(self, newest: int, records: Sequence[Record]) -> int:
-        """Return the number of the job's attempt. If it is unknown: the newest attempt if the history's last file has a
-        commit that is kept here, else the next. newest: the history's newest attempt. records: of that file.
+        """Return the number of the current attempt. If unknown, it is the newest attempt if the history's last file has
+        a commit that this worker keeps, else a new one. newest: the history's newest attempt. records: of that file.
         """
         marks = {step: commit.history for step, commit in self._commits.items() if commit.history}
         newest = max([newest, *(mark.attempt for mark in marks.values())])

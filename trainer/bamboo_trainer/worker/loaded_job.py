@@ -33,10 +33,10 @@ IN_ORDER: Final = 64  # the first samples of the shuffled order
 
 
 def record_of(task: Task, seed: int) -> DataRecord:
-    """Return a fingerprint of the dataset: its length, and digests of its order and of a few samples, each read alone
-    and twice (no digest if the two differ). seed: the job's seed. Raises TaskError.
+    """Return a fingerprint of the dataset: its length, and digests of its shuffled order and a few samples. Read each
+    sample alone, twice; its digest is "" if the two results differ. seed: the job's seed. Raises TaskError.
 
-    A dataset may draw from torch's generator: each reading seeds it by the sample's number, and restores it at the end.
+    A dataset may draw from torch's CPU generator: seed it by the sample's number for each reading, then restore it.
     """
     length = dataset_length(task)
     numbers = {0, length - 1, *(pure_seed("look", place) % length for place in range(OTHERS))}
@@ -110,8 +110,8 @@ class LoadedJob:
 
 @dataclass(frozen=True, slots=True)
 class StagesOfJob:
-    """The builder of a job's stages, distributed over this worker's devices. See `StageBuilder`. first: the task with
-    its initial weights.
+    """The `StageBuilder` of a job, which distributes the stages over this worker's devices. first: the task with its
+    initial weights.
     """
 
     job: LoadedJob

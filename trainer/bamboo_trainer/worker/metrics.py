@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def fill(page: MetricsPage, worker: WorkerAgent) -> None:
-    """Fill the page with the worker's numbers. A thread of the server calls it while the engine runs."""
+    """Add the worker's metrics to a page. The metrics server calls this on its own thread while the engine runs."""
     engine, transport = worker.engine, worker.transport
     for what, seconds in worker.spans.seconds().items():
         page.add(table.WORKER_TIME, seconds, what.value)

@@ -29,8 +29,8 @@ _VARIABLES: Final = re.compile(
 
 
 def this_platform(worker: str) -> Platform:
-    """Return the versions, hardware and settings of this process that can change the bits of results. worker: the name,
-    which chooses among several GPUs. If the chosen device is missing, describe the CPU; the worker fails later.
+    """Return the versions, hardware and settings of this process that can change the bits of results. worker: the name
+    that selects one of several GPUs. If the chosen device is missing, describe the CPU; the worker fails later.
     """
     try:
         device = choose_device(worker)

@@ -1,8 +1,8 @@
 """One worker in this process: its agent, its log and its metrics.
 
-Each line of the log has time, worker, and step: the number of committed steps, so the next one is in progress. Local
-workers share one file, so there the task's output has these, too. A pod's log has one writer, so the task's output
-stays unchanged there.
+Each line of the log has the time, the worker and the number of committed steps (the next step is in progress). Local
+workers share one file, so each line of the task's output gets them, too. A pod's log has one writer, so the task's
+output stays unchanged there.
 
 `StrikeGate` lets `bamboo run --preempt at:STEP` end a worker in the middle of a step, however fast the machine is:
 before each forward and backward of chosen steps the worker asks the launcher and waits, and the local runner lets it
@@ -78,7 +78,7 @@ class _Context(logging.Filter):
 
 
 class Printed(io.TextIOBase):
-    """A text stream that writes whole lines to another stream in one piece, each after time, worker and step."""
+    """A text stream that writes each line to another stream in one piece, with time, worker and step before it."""
 
     def __init__(self, stream: TextIO, worker: str, step: Step) -> None:
         self._stream, self._worker, self._step = stream, worker, step

@@ -19,7 +19,7 @@ MOST_BYTES: Final = 128
 
 
 class WorkClock:
-    """A clock: seconds of `clock`, minus the time in which its thread waited for a processor (Linux's schedstat).
+    """A clock that returns the seconds of `clock` minus its thread's waits for a processor (Linux's schedstat).
 
     It never goes back, even if the thread waits between the readings of `clock` and of schedstat. Only the thread that
     creates it may read it. Without schedstat it is `clock`.
