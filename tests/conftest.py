@@ -1,11 +1,11 @@
-"""Settings of every test: one compute thread, as in a worker, and no time limit for an example of Hypothesis.
+"""Settings of all tests: one compute thread, as in a worker, and no time limit for a Hypothesis example.
 
 Property tests try the same examples whenever the same tests run on the same code, and new ones with
 --hypothesis-profile=random, as `make soak` does.
 
-With pytest-xdist (`make test` runs four processes) a file's tests stay in one process, for they share what is costly
-to make. So do the tests with a cluster, which mostly wait for it while the other processes compute, and those that
-import the same slow packages.
+With pytest-xdist (`make test` runs four processes), the tests of a file run in one process, since they share results
+that are costly to make. So do all tests with a cluster, which mostly wait for it while other processes compute, all
+tests that import transformers, and all tests that import torch's compiler.
 """
 
 import gc
@@ -53,7 +53,7 @@ WARM = pytest.StashKey[WarmProcesses]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Use one compute thread, except in pytest-xdist's main process, which runs no test: start warm processes there."""
+    """Use one compute thread. In pytest-xdist's main process, which runs no tests, start warm processes instead."""
     if config.getoption("numprocesses", None):
         config.stash[WARM] = WarmProcesses()
     else:
@@ -69,7 +69,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def cold_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the test's jobs start new processes, as users' jobs do, not warm ones: the test inspects or kills them."""
+    """Let the test's jobs start new processes instead of warm ones, because the test inspects or kills them."""
     monkeypatch.delenv(PLACE, raising=False)
 
 
@@ -81,14 +81,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Exclude the many objects that all tests need from Python's garbage collection."""
+    """Exclude all objects made so far from Python's garbage collection, and enable it."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
-    """After a file, exclude what its tests leave (imported modules, shared results) from garbage collection, too."""
+    """Run the test. After a file's last test, exclude the remaining objects from Python's garbage collection."""
     done = yield
     if nextitem is not None and nextitem.path != item.path:
         _keep_what_is_here()

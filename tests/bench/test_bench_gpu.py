@@ -1,4 +1,4 @@
-"""Throughput and kills as bench/gpu.py measures them, with tiny sizes, on any device."""
+"""bench/gpu.py: its measurements of throughput and kills, with tiny sizes, on any device."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Workers as the scripts of bench/ start them, with the product's own launcher."""
+"""Workers that the scripts in bench/ start with Bamboo's own launcher."""
 
 import subprocess
 import sys

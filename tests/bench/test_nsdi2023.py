@@ -24,7 +24,7 @@ def run(moments: list[Moment], minutes: float, *, workload: Workload = TINY) -> 
 
 
 def add(*nodes: str, at: int = 0) -> list[Moment]:
-    """Return additions in this order, a millisecond apart, from millisecond `at` on; the nodes share a rendezvous."""
+    """Return the additions of these nodes, 1 ms apart from `at` ms on, so that the nodes share a rendezvous."""
     return [(at + number, True, node) for number, node in enumerate(nodes)]
 
 
@@ -34,7 +34,7 @@ def recorded_runs() -> list[dict[str, str]]:
     python bench/published.py CHECKOUT --seeds 2 --rates 0.1,0.5 --whole-runs 1 \\
         --trace tests/bench/minute_recording.csv --csv tests/bench/published_figures.csv
 
-    The recording is made up, minute by minute, so that many nodes come and go at one moment.
+    The recording is invented and has only whole minutes, so that many nodes come and go at the same moment.
     """
     with (HERE / "published_figures.csv").open(newline="") as file:
         return list(csv.DictReader(file))
@@ -74,7 +74,7 @@ def test_a_run_agrees_with_the_published_program_to_the_last_digit(row: dict[str
     ],
 )
 def test_the_published_means_of_1000_seeds(rate: float, figures: tuple[float, ...]) -> None:
-    """At rate 0.50 the published table has 24.53 USD an hour; the published program computes 24.5247, as `simulate`."""
+    """At rate 0.50 the published table has 24.53 USD an hour; the published program and `simulate` compute 24.5247."""
     runs = [simulate(BERT, HourlyNodes(seed, rate, BERT.capacity), steps=BERT.steps) for seed in range(1, 1001)]
     mean = spread(runs).mean
     order = ("preemptions", "interval", "lifetime", "fatal", "nodes", "throughput", "usd_per_hour", "value", "hours")

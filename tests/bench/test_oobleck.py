@@ -11,8 +11,8 @@ TABLE = "0,add,a\n0,add,b\n100000,remove,a\n150000,add,c\n200000,remove,b\n"
 
 
 def test_oobleck_loses_the_step_of_a_loss_and_pauses_at_each_change(tmp_path: Path) -> None:
-    """Two nodes do twelve whole steps of 8 s, and one node trains for 40 s after a pause of 10 s. Then two nodes train
-    for 40 s, in whole steps, if a new node joins at once; otherwise one node trains on for 50 s.
+    """Two nodes do twelve whole steps of 8 s; after a pause of 10 s one node trains for 40 s. If a new node joins at
+    once, two nodes pause for 10 s, too, and do five steps of 8 s; otherwise one node trains on for 50 s.
     """
     (tmp_path / "nodes.csv").write_text(TABLE)
     trace = read_trace(str(tmp_path / "nodes.csv"))

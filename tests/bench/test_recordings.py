@@ -1,4 +1,4 @@
-"""Recordings of nodes, or of their numbers, in all forms that bench/headline.py reads."""
+"""Recordings of nodes, or of node counts, in all formats that bench/headline.py reads."""
 
 from pathlib import Path
 

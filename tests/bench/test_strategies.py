@@ -50,7 +50,7 @@ def test_on_demand_nodes_are_at_least_as_fast_as_published(job: ComparedJob) -> 
 
 
 def test_bamboos_figures_are_the_coordinators(job: ComparedJob) -> None:
-    """Throughput is 90 to 100 % of that without pauses on the fastest grid at every moment; the times add up."""
+    """Throughput is 90 to 100 % of its bound: the fastest grid at every moment, without pauses. The times add up."""
     trace = made(job, 0.3, hours=2.0)
     runs = CoordinatorRuns(job, trace)
     found = runs.best(Aim.THROUGHPUT)
@@ -112,7 +112,7 @@ def test_the_strategies_have_the_same_baseline(name: str) -> None:
 
 
 def costs(boundary: int = 10, gradients: int = 100) -> Costs:
-    """Return the costs of a job with four layers of a second each and a batch of eight samples."""
+    """Return costs for four layers of 1 s per sample and a batch of 8. boundary, gradients: bytes of a layer."""
     known = profile()
     layer = msgspec.structs.replace(known.layers[0], boundary=boundary, gradients=gradients)
     return costs_of(msgspec.structs.replace(known, layers=(layer,) * 4), 8)

@@ -1,4 +1,4 @@
-"""`strategies.costs`: steps and memory as the coordinator computes them, and the grids with the shortest steps."""
+"""`strategies.costs`: the same step times and memory as the coordinator's, and the grids with the shortest steps."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from strategy_kit import COSTS, costs_of, profile
 
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
 def test_a_step_takes_what_the_coordinator_expects_of_it(schedule: str) -> None:
-    """Costs have the same step times and memory limits as the coordinator's `GridRates`, with the job's schedule."""
+    """With the job's schedule, `Costs` agrees with the coordinator's `GridRates` on step times and on fitting grids."""
     known = costs_of(profile(state=100, flow=1000.0), 8, schedule)
     rates = GridRates(known.profile.figures, known.spec, known.profile.machine.memory)
     by = PipelineSchedule(schedule)
@@ -35,7 +35,7 @@ def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_
 
 
 def test_a_schedule_that_does_not_fit_into_memory_is_not_the_best_one() -> None:
-    """Each of four layers keeps 10 bytes for a microbatch; ZBH1, which is faster, keeps more microbatches than 1F1B."""
+    """Each of four layers keeps 10 bytes per microbatch in flight. ZBH1 is faster, but has more in flight than 1F1B."""
     free, plain, late = (costs_of(profile(activations=10, memory=40), 8, one) for one in (None, "1F1B", "ZBH1"))
     roomy, grid = costs_of(profile(), 8, "ZBH1"), Grid(2, 1)
     assert (free.fits(grid), plain.fits(grid), late.fits(grid)) == (True, True, False)

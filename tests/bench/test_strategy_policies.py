@@ -27,7 +27,7 @@ def test_restarts_do_the_work_since_the_checkpoint_again() -> None:
 
 
 def test_restarts_grow_right_after_a_checkpoint_if_that_pays() -> None:
-    """c and d join at 115 s, when the checkpoint of 110 s is safe; never, if a loss is expected every 40 s."""
+    """The job takes c and d at 115 s, when the checkpoint of 110 s is safe; it never does with a loss every 40 s."""
     saving = Saving(every=20.0, pause=0.0, delay=5.0)
     changes = ((0.0, "a b", ""), (95.0, "c d", ""))
     found = run(Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9), *changes, duration=200)
@@ -69,7 +69,7 @@ def test_a_fixed_grid_waits_until_a_lost_node_is_replaced() -> None:
 
 
 def test_memory_checkpoints_replay_a_window_with_a_spare_node() -> None:
-    """At 0.6 bytes/s a copy of a stage's 20 bytes takes two steps of 18 s: a window. A replay repeats 1.5 windows."""
+    """In a window, two steps of 18 s, a stage's 20 bytes are copied at 0.6 bytes/s. A replay repeats 1.5 windows."""
     costs = costs_of(profile(state=10, flow=0.6, memory=10**6), 8)
     policy = MemoryCheckpoints(costs=costs, stages=2, saving=NEVER)
     assert policy.window(Grid(2, 1)) == 2
@@ -82,7 +82,7 @@ def test_memory_checkpoints_replay_a_window_with_a_spare_node() -> None:
 
 
 def test_a_quorum_goes_on_without_the_replica_that_lost_a_node() -> None:
-    """The spare e completes b's pipeline, which returns after detection, a regroup, a rendezvous and a regroup."""
+    """Spare e completes b's pipeline, which returns after detection, a regroup, a rendezvous and a second regroup."""
     policy = Quorum(costs=COSTS, grid=Grid(2, 2), saving=NEVER)
     found = run(policy, (0, "a b c d e", ""), (100, "", "b"), duration=200)
     assert found.samples == pytest.approx(70 * 0.8 - 4 + RENDEZVOUS * 0.4 + (200 - 151) * 0.8)
@@ -90,7 +90,7 @@ def test_a_quorum_goes_on_without_the_replica_that_lost_a_node() -> None:
 
 
 def test_rerouting_gives_microbatches_to_the_peers() -> None:
-    """Without b its only peer does all 8 microbatches, 2 s each, after one forward of the first stage."""
+    """Without b, its only peer runs all 8 microbatches, 2 s each, after one forward of the first stage."""
     lost = COSTS.rerouted(Grid(2, 2), 1)
     assert 16 < lost < 18
     policy = Rerouting(costs=COSTS, stages=2, saving=NEVER)
@@ -106,7 +106,7 @@ def test_rerouting_goes_back_if_a_stage_has_nobody_left() -> None:
 
 
 def test_templates_use_all_nodes_and_lose_the_step() -> None:
-    """After 5 s (detection) and 8 s (regroup) pipelines of 3 and 2 nodes become two of 2, and half a step is lost."""
+    """After detection (5 s) and regroup (8 s), pipelines of 3 and 2 nodes become two of 2. Half a step is lost."""
     policy = Templates(costs=COSTS, shortest=2, longest=4, tolerated=1, saving=NEVER, mtbf=1e9)
     found = run(policy, (0, "a b c d e", ""), (100, "", "c"), duration=200)
     before = 8 / min(COSTS.uneven((3, 2)), COSTS.uneven((2, 2)))

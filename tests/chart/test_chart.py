@@ -185,7 +185,7 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
 
 
 def test_the_operator_holds_the_lease_under_its_pods_name(chart: Helm) -> None:
-    """The Lease's holder is the pod's name, not the operator's default, the host name, which may be the node's."""
+    """The chart passes the pod's name as identity, since the operator's default, the host name, may be the node's."""
     documents = chart.template({"env": [{"name": "A", "value": "b"}]}, release="b")
     found = container(documents)
     assert "--lease=bamboo-system/b-bamboo-operator" in found["args"]

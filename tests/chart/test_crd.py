@@ -30,10 +30,10 @@ def test_it_fits_into_an_annotation_of_kubectl_apply() -> None:
 
 
 def test_a_server_refuses_what_a_spec_says_with_a_sentence() -> None:
-    """The schema has no anyOf, and in the spec `pattern` only for quantities: rules with messages check other texts.
+    """The schema has no anyOf, and the spec has `pattern` only for quantities; rules with messages check other texts.
 
-    An API server's message about a pattern shows only the pattern; about anyOf, only that no schema fits. The server
-    ignores the maximum length of quantities, and would refuse the CRD for the cost of a rule on them.
+    An API server's message about a pattern shows only the pattern; about anyOf, only that no schema fits. Quantities
+    have no rule: the server ignores their maximum length, and would refuse the CRD because such a rule costs too much.
     """
     for path, node in NODES.items():
         assert "anyOf" not in node, path

@@ -64,7 +64,7 @@ def test_any_good_manifest_is_good_for_both_with_and_without_defaults(document: 
 
 
 def places(value: Any, path: Path) -> list[Path]:
-    """Return every path in the value, outer paths first."""
+    """Return the paths of a value and of all values in it, outer paths first. path: the value's own."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for name, held in inner for place in places(held, (*path, name)))]
 

@@ -1,4 +1,4 @@
-"""The CRD and docs/api.md are as their generators write them now."""
+"""The CRD and docs/api.md, compared with the present output of their generators."""
 
 import re
 import runpy

@@ -33,12 +33,12 @@ def dashboard(name: str) -> dict[str, Any]:
 
 
 def panels(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the panels of a dashboard without the rows' headings."""
+    """Yield the panels of a dashboard, without row headings."""
     yield from (panel for panel in dashboard(name)["panels"] if panel["type"] != "row")
 
 
 def queries() -> list[str]:
-    """Return the queries of all panels and annotations, of all dashboards."""
+    """Return the queries of all panels and annotations in all dashboards."""
     found = []
     for name in NAMES:
         found += [target["expr"] for panel in panels(name) for target in panel["targets"]]
@@ -98,7 +98,7 @@ def test_the_committed_dashboards_are_not_stale(tmp_path: Path) -> None:
 
 
 def _metrics(expr: str) -> list[tuple[Metric, set[str]]]:
-    """Return each metric that a query names, with the labels by which the query selects; fail if one is unknown."""
+    """Return each metric that a query names, with the labels by which it selects. An unknown metric fails the test."""
     known = {name: metric for metric in EVERY_METRIC for name in _series(metric)}
     found = []
     for name, selector in re.findall(r"\b(bamboo_\w+)(?:{([^}]*)})?", expr):

@@ -28,7 +28,7 @@ def bamboo(*words, code=0):
 
 @pytest.fixture
 def kept(tmp_path):
-    """Return a store's folder and manifests by step. 20 lacks a file, 80 has a changed file, 100 has no manifest."""
+    """Return a store's folder and manifests by step. Step 20 lacks a file, 80 has a changed file, 100 no manifest."""
     folder = tmp_path / "run"
     store, files = CheckpointStore(str(folder), StoreLimits(tries=1)), LocalFiles(str(folder))
     manifests = {step: save(store, step) for step in (20, 40, 60, 80)}
@@ -92,7 +92,7 @@ def test_mistakes_get_one_sentence(tmp_path):
 
 
 def test_resume_does_not_begin_anew_because_what_is_there_is_of_another_training(kept, tmp_path):
-    """--resume refuses a store whose checkpoints are all of another training, but not an empty one."""
+    """--resume refuses a store that has only checkpoints of another training, but not an empty store."""
     folder, _ = kept
     job = tmp_path / "job.yaml"
     document = bamboojob(task={"entrypoint": "a.b:c"}, training=training(100, 8, 2), topology={"stages": 2})

@@ -1,4 +1,4 @@
-"""Findings about the CRD, the operator, the caller's rights, quotas, a job's queue, and nodes."""
+"""Findings of `bamboo doctor`: CRD, operator, the caller's rights, quotas, a job's queue, and nodes."""
 
 import copy
 from collections.abc import Callable

@@ -70,7 +70,7 @@ def bamboo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def processes_with(setting: str) -> list[str]:
-    """Return the command lines of processes with a setting in their environment."""
+    """Return the command lines of all processes that have the setting, NAME=VALUE, in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ def test_a_task_that_is_not_deterministic_fails_by_name_in_its_first_step(tmp_pa
 
 
 def exited(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run, with --debug, a job whose dataset calls sys.exit and whose first failure is its last (backoffLimit 0)."""
+    """Run a job with --debug whose dataset calls sys.exit. Its first failure ends it (backoffLimit 0)."""
     (folder / "exiting.py").write_text(EXITING)
     job = write(folder, MANIFEST.replace("no_such_module", "exiting") + "  backoffLimit: 0\n")
     return bamboo(folder, "run", job, "--no-page", "--debug", "--output", str(folder / "out"))

@@ -1,4 +1,4 @@
-"""Commands on a cluster, against a small HTTP server: refusals, and a closed pipe. Imports of the command line."""
+"""Commands on a cluster, against a small HTTP server: refusals and a closed pipe; the imports of the command line."""
 
 import subprocess
 import sys

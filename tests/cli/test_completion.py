@@ -15,7 +15,7 @@ BIN = Path(sys.executable).parent
 
 @cache
 def script() -> str:
-    """Return what --show-completion prints for bash."""
+    """Return the completion script that --show-completion prints for bash."""
     done = subprocess.run(
         [BIN / "bamboo", "--show-completion", "bash"],
         capture_output=True,

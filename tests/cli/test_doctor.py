@@ -15,7 +15,7 @@ from remote_kit import Asked, job
 
 
 class Cluster(Fake):
-    """An API server with a complete installation of Bamboo. node: its only Node; None: it has four spot nodes."""
+    """An API server with a complete installation of Bamboo. node: the cluster's only Node; None for four spot nodes."""
 
     def __init__(self, node: dict[str, Any] | None = None) -> None:
         super().__init__(job())

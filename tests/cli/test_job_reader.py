@@ -1,4 +1,4 @@
-"""Names and files as arguments that name a job."""
+"""Arguments that name a job: its name, KIND/NAME, or a manifest file."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Following a worker's log to its end."""
+"""`bamboo logs --follow`: a worker's log, followed to its end."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sentences about a job for people, such as why it waits or what it would lose."""
+"""Sentences that tell users about a job, such as why it waits or which steps suspending it loses."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -53,7 +53,7 @@ IDLE = [condition("Accepted", True), condition("WorkersReady", False, "Suspended
 
 
 def test_a_job_whose_budget_is_spent_says_what_helps() -> None:
-    """The budget suspends the job, though the manifest does not, and the text says what helps."""
+    """If the spent budget, and not the manifest, suspends a job, the text says what helps."""
     rolling = condition("WorkersUpdated", False, "RollingOut", "1 of 4 workers are of revision abc")
     found = view_of(job(conditions=[*IDLE, rolling], state="Suspended"))
     assert phrases.why_waiting(found) == "the budget of 5 is spent; with a larger one the job goes on"

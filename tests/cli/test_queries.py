@@ -11,7 +11,7 @@ from remote_kit import job
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give tables 300 columns, on any terminal."""
+    """Make tables 300 columns wide, on any terminal."""
     monkeypatch.setenv("COLUMNS", "300")
 
 

@@ -1,4 +1,4 @@
-"""The operator that serves a job's page, and how the browser gets the page's secret URL."""
+"""The choice of the operator that serves a job's page, and the file by which the browser gets the page's secret URL."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The worker that a drill takes away, and objections to the drill."""
+"""The choice of the worker that a drill (`bamboo preempt`) takes away, and objections to the drill."""
 
 from typing import Any
 

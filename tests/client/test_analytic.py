@@ -1,4 +1,4 @@
-"""Profiles that are computed for a device."""
+"""Profiles computed for a device from counted operations and bytes."""
 
 import msgspec
 import pytest

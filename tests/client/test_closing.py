@@ -1,4 +1,4 @@
-"""Failures after the last step of a local job. Only weights that cannot be written change how the job ended."""
+"""Failures after the last step of a local job. Only a failure to write the weights fails the job."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     disturbed: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, None]],
     what: str,
 ) -> None:
-    """The test disturbs every wait after the last step, all in one run."""
+    """In one run, every wait after the last step fails or hangs once its work is done."""
     if disturbed is then_hangs:
         monkeypatch.setattr(closing.Closing.wait, "__defaults__", (2.0,))
         monkeypatch.setattr(runner, "LOGGER_SECONDS", 1.0)

@@ -33,7 +33,7 @@ KINDS = ("child", "session", "forked", "deaf", "orphan")
 
 
 def starting_worker(worker: str, url: str, token: str, zone: str, trace: str | None) -> int:
-    """Run a worker that starts long-lived processes in all ways in KINDS, and ends after the seconds in `token`."""
+    """Start a long-lived process in each way of KINDS, and end after `token` seconds. url: a folder for their pids."""
     note = "import os, sys; open(sys.argv[1] + '/' + sys.argv[2], 'x').write(str(os.getpid())); "
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     wait = f"import time; time.sleep({LONG})"
@@ -176,7 +176,7 @@ async def test_modules_are_found_in_the_folders_in_their_order_and_replace_no_ot
 
 
 async def started_by_worker(pool: ForkServer, folder: Path, seconds: float) -> dict[str, int]:
-    """Start a worker that ends after `seconds`; return its pid, and the pids of all processes that it starts."""
+    """Start a worker that ends after `seconds`. Return its pid and those of all processes that it starts, by name."""
     folder.mkdir()
     main = f"{__name__}:starting_worker"
     pool.start("w0", url=str(folder), token=str(seconds), zone="", trace=None, main=main)

@@ -1,4 +1,4 @@
-"""Input from outside (messages, recordings, flags) is read, or refused by a ValueError; no other error is raised."""
+"""Fuzzing of messages, recordings and flags: any input is read, or refused by a ValueError."""
 
 import json
 import math
@@ -130,7 +130,7 @@ PARTS = parts(Plan)
 
 @cache
 def phases() -> dict[str, World]:
-    """Return a world for each situation of a coordinator, which is a phase or a wait within a phase, by name."""
+    """Return a world for each situation of a coordinator, by name: a phase, or a wait within a phase."""
     names = ("Running", "Asking", "Recovering", "Over", "Profiling", "Restoring", "Writing")
     often = {"everySteps": 5}
     found = {name: World(2, 2, 1, checkpoint=often if name in names[-2:] else None) for name in names}
@@ -173,7 +173,7 @@ def phases() -> dict[str, World]:
 
 @st.composite
 def hellos(draw: st.DrawFn) -> WorkerJoined:
-    """Draw the event of a worker's hello, with a plan or without one."""
+    """Draw the event of a worker's hello, with a valid, damaged or random plan, or with none."""
     plan = draw(st.none() | st.just(phases()["Running"].state.plan) | st.builds(Plan, **PARTS))
     if plan and draw(st.booleans()):
         changed = draw(st.lists(st.sampled_from(sorted(PARTS)), max_size=2, unique=True))
@@ -192,7 +192,7 @@ def hellos(draw: st.DrawFn) -> WorkerJoined:
 
 
 def damaged(value: Any, part: str) -> st.SearchStrategy[Any]:
-    """Return a strategy for a wrong part of a plan: shorter, longer, reversed, changed, or another value."""
+    """Return a strategy for a damaged field of a plan: shorter, longer, reversed, or of a random value."""
     if not isinstance(value, tuple) or not value:
         return PARTS[part]
     changes = [value[1:], (*value, value[-1]), value[::-1]]

@@ -32,7 +32,7 @@ def job(tmp_path: Path) -> JobSource:
 
 
 def warnings_of(job: JobSource, folder: Path, task: ProfiledTask | None) -> list[str]:
-    """Write a profile of three layers with `task`, and return the warnings with which it is read for the job."""
+    """Write a profile of three layers with `task`, read it for the job, and return the warnings."""
     path = folder / "p.json"
     path.write_bytes(to_json(msgspec.structs.replace(profile(3), task=task)))
     profiles, warnings = read_profiles(job, [str(path)])
@@ -41,7 +41,7 @@ def warnings_of(job: JobSource, folder: Path, task: ProfiledTask | None) -> list
 
 
 def has_layers(monkeypatch: pytest.MonkeyPatch, layers: int | None) -> None:
-    """Replace the count of the layers of the job's model. None: counting fails, as without torch."""
+    """Fake the number of layers of the job's model. None: counting fails, as without torch."""
 
     def counted_layers(document: Any, folders: Any) -> int:
         if layers is None:

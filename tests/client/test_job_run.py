@@ -53,7 +53,7 @@ def test_a_lost_worker_costs_a_pause_and_then_a_slower_pipeline() -> None:
 
 
 def test_workers_with_several_devices_are_lost_as_one() -> None:
-    """Three workers of two devices run 6 layers in three stages. Later one of two workers runs two of the stages."""
+    """Three workers of two devices run 6 layers in three stages. After a loss, one of the other two runs two stages."""
     one = job(devices=2)
     calm = run(one, nodes(3), price=2.0).figures
     assert calm.steps == pytest.approx((HOUR - 10) / (0.03 * (6 + 5) + 0.007), rel=0.02)
@@ -124,7 +124,7 @@ def test_to_wait_for_nodes_takes_little_computation(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_replica_that_is_complete_after_a_cut_is_copied_for_it_too() -> None:
-    """Otherwise the coordinator, which knows of the replica, would wait 60 s for its copies."""
+    """If the new replica made no copies for the cut, the coordinator would wait 60 s for them."""
     document = manifest(None, 1, 24, elastic={"maxWorkers": 9, "stabilizationSeconds": 10})
     document["spec"]["topology"]["schedule"] = "1F1B"
     sizes = {"parameters": 132704792, "optimizer": 265409584, "gradients": 10**8, "boundary": 10**6}

@@ -1,4 +1,4 @@
-"""The zones that a job's pods may be in, and generated nodes in them."""
+"""The zones in which a job's pods may run, and the nodes generated in them."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def pinned(pod: dict[str, Any], **more: Any) -> JobSpec:
 
 
 def affinity(*terms: tuple[str, list[str]]) -> dict[str, Any]:
-    """Return a pod spec with a required affinity to zones. terms: alternatives, each "In" or "NotIn", and zones."""
+    """Return a pod spec with a required affinity to zones. terms: alternatives, each ("In" or "NotIn", zones)."""
     found = [{"matchExpressions": [{"key": ZONE, "operator": how, "values": zones}]} for how, zones in terms]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": found}}
     return {"affinity": {"nodeAffinity": required}}

@@ -61,7 +61,7 @@ def trains(handle: bamboo.JobHandle, step: int = 3) -> None:
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Import a module with a task from a user's folder."""
+    """Import a task's module from a user's folder, and unload it after the test."""
     (tmp_path / "own_task_of_a_user.py").write_text(OWN_TASK)
     monkeypatch.syspath_prepend(tmp_path)
     import own_task_of_a_user  # type: ignore[import-not-found]

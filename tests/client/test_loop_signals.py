@@ -1,4 +1,4 @@
-"""Signals before and within an event loop take effect once."""
+"""Signals before and within an event loop, each of which takes effect once."""
 
 import asyncio
 import signal
@@ -14,7 +14,7 @@ SECONDS = 60.0
 
 
 class Ended(Exception):
-    """Raised by signals outside of the loop, instead of SystemExit, which would end pytest."""
+    """The exception that signals outside of the loop raise, instead of SystemExit, which would end pytest."""
 
 
 def end(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""examples/notebook.ipynb runs in a kernel of Jupyter."""
+"""examples/notebook.ipynb, run in a Jupyter kernel."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The output folder: one run at a time, refusals."""
+"""The output folder of a local run: its lock, for one run at a time, and refusals."""
 
 import errno
 import fcntl

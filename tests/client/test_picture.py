@@ -1,4 +1,4 @@
-"""The picture of a job on a terminal."""
+"""The picture of a job on a terminal: live view, status page, and list of jobs."""
 
 import io
 from dataclasses import replace

@@ -38,8 +38,8 @@ def said_of_microbatches(samples: int) -> str:
 
 
 def test_of_a_single_worker_nothing_is_said_that_it_cannot_have() -> None:
-    """A mode that all plans with several workers share is listed once, below the table, even beside a plan of a single
-    worker, which has no mode.
+    """The text lists a mode that all plans with several workers share once, below the table, even if the table also has
+    a plan with a single worker, which has no mode.
     """
     front = assessed(2, (2.0, 4.0)), assessed(3, (2.5, 3.5)), assessed(1, (8.0, 3.0))
     said = text(front)

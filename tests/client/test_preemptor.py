@@ -1,4 +1,4 @@
-"""The workers that a local run preempts, and when."""
+"""The preemptor of a local run: the workers that it takes, and when it takes them."""
 
 from pathlib import Path
 

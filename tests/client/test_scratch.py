@@ -1,4 +1,4 @@
-"""Scratch folders: the next run removes those of killed runs, and no other."""
+"""Scratch folders: each run removes its own and those that killed runs left, and no others."""
 
 import fcntl
 import os

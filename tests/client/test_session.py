@@ -15,7 +15,7 @@ from run_view_kit import STATUS, ran, source
 
 
 def _ran(stages: int, pipelines: int, *, lacks_room: bool = False) -> Summary:
-    """Return the summary of a job that completed on this grid. lacks_room: workers lacked memory for all replicas."""
+    """Return the summary of a job that completed on this grid. lacks_room: workers had no memory for some replicas."""
     grid = tuple(tuple((f"w{d}-{s}", True) for s in range(stages)) for d in range(pipelines))
     return ran(replace(STATUS, grid=grid, lacks_room=lacks_room))
 

@@ -1,4 +1,4 @@
-"""Simulated steps of the published profiles take the published time."""
+"""Simulated steps of the shipped profiles, compared with the published times."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class OneConnection(Network, frozen=True, kw_only=True):
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_simulated_step_on_the_published_grid_takes_the_published_time(name: str) -> None:
-    """The step contains the sum of gradients over pipelines; the published system had one connection a link."""
+    """The step contains the sum of gradients over pipelines; the published system had one connection per link."""
     profile = read_profile(name)
     published = profile.published
     assert published is not None

@@ -1,4 +1,4 @@
-"""Mean and deviation over runs."""
+"""Mean and deviation of the figures of several runs."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from bamboo.simulation.figures import spread
 
 @dataclass(frozen=True)
 class Run:
-    """The figures of one run, of which the tests compute means."""
+    """The figures of one run, in place of a simulated run's."""
 
     preemptions: int
     usd: float = 1.0

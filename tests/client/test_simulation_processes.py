@@ -41,7 +41,7 @@ def until_there_are(group: int, least: int, most: int) -> None:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `bamboo simulate` with two worker processes, all in one process group."""
+    """Run `bamboo simulate` with two worker processes, all in a new process group, and kill the group at the end."""
     document = manifest(12, 4, 48)
     document["spec"]["training"]["steps"] = 100_000_000
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
@@ -79,7 +79,7 @@ def naps(seconds: float) -> float:
 
 
 def test_results_that_nobody_wants_end_the_processes() -> None:
-    """The caller drops the results while some items are in work and others wait; pytest fails if a thread raises."""
+    """The caller drops the results while some items run and others wait. If a thread raises, pytest fails the test."""
     assert list(in_processes(naps, [], 2)) == []
     results = in_processes(naps, [0.0, *[PATIENCE] * 7], 2)
     assert next(results) == 0.0

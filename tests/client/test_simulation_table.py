@@ -35,7 +35,7 @@ def test_a_table_fits_the_terminal_and_lacks_nothing(cases: int, width: int) -> 
 
 
 def test_what_is_not_known_is_no_number() -> None:
-    """An unknown figure, such as the value without prices, is a dash in the table and null in JSON."""
+    """An unknown figure, such as `value` without prices, is a dash in the table and null in JSON."""
     mean = {"throughput": 1.5, "value": math.nan}
     found = Spread(runs=2, mean=mean, deviation={"throughput": 0.5, "value": math.nan})
     assert printed(simulation_table([("0.1", found)]), 80)[1].split() == ["0.1", "2", "1.50", "±", "0.50", "–"]

@@ -1,4 +1,4 @@
-"""The edits of a manifest that a candidate needs."""
+"""The edits that turn a job's manifest into the manifest of a candidate plan."""
 
 from dataclasses import replace
 from typing import Any

@@ -17,7 +17,7 @@ TRAINING = TrainingSpec(steps=20_000, global_batch_size=4, micro_batch_size=2)
 
 
 def half_of_it_settled(end: float = 10.0) -> JobResult:
-    """Return a run of `end` hours: from 0.5 h on 1000 steps/h, from 5 h on 500. 8 nodes, then 6, cost 1 USD/h each."""
+    """Return a run of `end` hours: 1000 steps/h from 0.5 h, 500 from 5 h on. 8 nodes, then 6, cost 1 USD/h each."""
     record = JobRecord(samples=4, begun=HOUR / 2)
     record.paid(5 * HOUR, 8, 8.0)
     record.paid(end * HOUR, 6, 6.0)

@@ -76,7 +76,7 @@ def view(plan: Plan, live: list[Peer], spread: SpreadPolicy, pipelines: int = 2)
 
 
 def test_a_pipeline_is_healed_by_a_worker_of_its_zone() -> None:
-    """w7 in zone b is lost, and w9, which joins in b, replaces it, not w8, which joins in a."""
+    """After the loss of w7 in zone b, w9, which joins in b, replaces it; w8, which joins in a, does not."""
     plan = planned("abababab", 4, 2, PER_PIPELINE)
     left = [p for p in plan.workers if p.worker != "w7"]
     after = takeover(view(plan, left, PER_PIPELINE))

@@ -1,4 +1,4 @@
-"""`--load`: the check of a task before a job, and the memory of its workers."""
+"""`--load`: the check of a task before its job runs, and the memory that its workers need."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Recordings in files: both forms, several files, refusals."""
+"""Recordings in files: JSON lines and tables, several files, refusals."""
 
 import gzip
 import os

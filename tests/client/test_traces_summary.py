@@ -21,5 +21,5 @@ def test_a_summary_counts_removals_and_node_hours() -> None:
 
 
 def test_the_mean_price_is_over_time_and_nodes() -> None:
-    """n1 costs 1 for two hours, n2 costs 2 for one: its zone's first price, recorded at 0.5 h, also counts earlier."""
+    """n1 costs 1 USD/h for 2 h, n2 2 USD/h for 1 h: its zone's first price, recorded at 0.5 h, also counts earlier."""
     assert summarize(parse_trace("t", OWN)).usd_per_hour == pytest.approx((2 * 1 + 1 * 2) / 3)

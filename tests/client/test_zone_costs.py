@@ -39,7 +39,7 @@ def chosen_grid(policy: str) -> JobRun:
 
 
 def test_what_crosses_zones_is_counted_and_paid_for() -> None:
-    """With Interleave each step sends 6 outputs, 6 gradients of inputs, and 100 bytes of each worker across zones."""
+    """With Interleave a step sends 6 outputs, their 6 gradients, and 100 bytes for each of 4 replicas across zones."""
     found = {
         policy: run(two_pipelines(policy), over_zones("ababab"), price=2.0, zone_price=0.5).figures
         for policy in ("Interleave", "ZonePerPipeline", "SingleZone")

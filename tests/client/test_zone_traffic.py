@@ -18,7 +18,7 @@ BOUNDARY, GRADIENTS = 64, 100  # bytes of a layer
 
 
 def placed(plan: Plan, zones: str) -> Plan:
-    """Return the plan with w0, w1, ... in these zones."""
+    """Return the plan with w0, w1, ... in these zones, a letter each."""
     where = {f"w{i}": zone for i, zone in enumerate(zones)}
     workers = tuple(msgspec.structs.replace(peer, zone=where[peer.worker]) for peer in plan.workers)
     return msgspec.structs.replace(plan, workers=workers)

@@ -1,4 +1,4 @@
-"""The chart on a real API server by a real Helm: installed, upgraded, rolled back, uninstalled, with its operator."""
+"""The chart and its operator on a real API server: a real Helm installs, upgrades, rolls back and uninstalls them."""
 
 import secrets
 import shlex
@@ -207,7 +207,7 @@ def documented(heading: str) -> list[str]:
 
 
 class Shell:
-    """A shell for the commands of a docs page, with the tests' kubectl."""
+    """A runner of commands from a docs page, with the tests' kubectl. A command that fails also fails the test."""
 
     def __init__(self, cluster: Cluster, home: Path) -> None:
         programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"
@@ -225,7 +225,7 @@ def shell(cluster: Cluster, tmp_path: Path) -> Shell:
 
 
 def made_by_kubectl(release: Release, shell: Shell, folder: Path) -> Job:
-    """Create the CRD by kubectl, and a job. Check that Helm refuses to install or upgrade then. Return the job."""
+    """Create the CRD by kubectl, and a job; check that Helm then refuses to install or upgrade; return the job."""
     file = folder / "bamboojob.yaml"
     file.write_text(older_crd(release))
     shell.run(f"kubectl apply --server-side -f {file}")
@@ -249,7 +249,7 @@ def applied(release: Release, job: Job) -> None:
 def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
     release: Install, shell: Shell, tmp_path: Path, major: str, server_side: bool
 ) -> None:
-    """After the commands of docs/upgrade.md a release adopts kubectl's CRD; server-side, only by --force-conflicts."""
+    """After the commands of docs/upgrade.md a release adopts kubectl's CRD; server-side it needs --force-conflicts."""
     bamboo = release(major)
     job = made_by_kubectl(bamboo, shell, tmp_path)
     commands = documented("**A CRD that kubectl has made**")

@@ -23,7 +23,7 @@ SECONDS = 120
 
 
 def run_marked(cluster: Cluster, mark: str) -> Json:
-    """Start a pod with a daemon and a shell that ignores SIGTERM, both with `mark` in their environment; return it."""
+    """Start a pod with a daemon and a shell that ignores SIGTERM, with `mark` in their environment. Return the pod."""
     script = "setsid sleep 300 & trap '' TERM; sleep 300; sleep 300"
     env = [{"name": MARK, "value": mark}]
     container = {"name": "main", "image": "busybox:1.36", "command": ["sh", "-c", script], "env": env}

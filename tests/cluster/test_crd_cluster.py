@@ -31,7 +31,7 @@ def jobs(installed: Cluster, namespace: str) -> str:
 
 
 def refusal(cluster: Cluster, method: str, path: str, body: Json) -> str:
-    """Return the message with which the server refuses a request; "" if the server accepts it."""
+    """Return the message with which the server refuses a dry-run request; "" if the server accepts it."""
     try:
         cluster.api.text(method, path, body, **TRIED)
     except ApiError as error:

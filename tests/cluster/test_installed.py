@@ -77,10 +77,10 @@ def manifest(name: str, **spec: Any) -> Json:
 
 
 def slowed(cluster: Cluster, namespace: str, name: str, **spec: Any) -> Json:
-    """Create a ConfigMap with the task `paced` and its mark, and return a manifest whose steps take a second while the
-    mark is there, so that the job outlasts its losses.
+    """Create a ConfigMap with the task `paced` and its mark, and return a manifest whose steps take at least a second
+    while the mark exists, so that the job outlasts its losses.
 
-    The ConfigMap carries both, since nodes share no folder with the test, and images have no task of the tests.
+    The ConfigMap holds both, since nodes share no folder with the test, and images lack the tests' modules.
     """
     data = {"paced.py": Path(paced.__file__).read_text(), MARK: ""}
     found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PACE}, "data": data}
@@ -95,7 +95,7 @@ def slowed(cluster: Cluster, namespace: str, name: str, **spec: Any) -> Json:
 
 
 def at_full_speed(cluster: Cluster, namespace: str) -> None:
-    """Remove the mark. Within two minutes the kubelets see that, and steps are no longer delayed."""
+    """Remove the mark. The kubelets see that within two minutes; then steps are no longer delayed."""
     cluster.api.patch(f"/api/v1/namespaces/{namespace}/configmaps/{PACE}", {"data": {MARK: None}})
 
 
@@ -133,7 +133,7 @@ def lose_pod(cluster: Cluster, job: Job) -> None:
 
 
 def whole_after_losses(count: int) -> Callable[[Json], bool]:
-    """Return a condition: at least `count` workers were lost, and each stage has a second copy again."""
+    """Return a test of a job's status: at least `count` workers were lost, and each stage has a second copy again."""
     return lambda status: status["preemptions"] >= count and condition(status, "Protected").get("status") == "True"
 
 

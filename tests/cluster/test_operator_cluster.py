@@ -1,4 +1,4 @@
-"""The operator with a real API server, scheduler and controller manager; pods run and train."""
+"""The operator with a real API server, scheduler and controller manager: losses, strangers, mistakes, deletion."""
 
 import asyncio
 import signal
@@ -90,7 +90,7 @@ def _neighbours_are_apart(status: Json, nodes: dict[str, str]) -> None:
 
 
 async def _knock(operator: Operator, place: str, worker: str, token: str | None) -> str:
-    """Connect as `worker` with this token. Return the refusal: HTTP status and reason, or the answer to the Hello."""
+    """Connect as `worker` with this token. Return the refusal: HTTP status and reason, or the message of `Refused`."""
     url = f"wss://127.0.0.1:{operator.port}{place}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     made: list[socket.socket] = []
@@ -115,7 +115,7 @@ async def _knock(operator: Operator, place: str, worker: str, token: str | None)
 
 
 def _strangers_are_refused(job: Job, operator: Operator) -> None:
-    """Check that callers who know a worker's name are refused without a token of its pod."""
+    """Check that the operator refuses callers that know a worker's name but have no token of its pod."""
     pods = job.pods()
     worker, other = sorted(pods)[:2]
     account = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/default/token"
@@ -140,7 +140,7 @@ def _strangers_are_refused(job: Job, operator: Operator) -> None:
 
 
 def test_a_key_of_the_task_that_is_renamed_is_a_change(installed: Cluster, namespace: str) -> None:
-    """The server refuses an edit that renames or changes a key of task.config, whose keys are not in the schema."""
+    """The API server refuses edits that rename a key of task.config or change its value."""
     if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("this server knows no rules")
     document = small(
@@ -182,7 +182,7 @@ def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Ope
 
 @pytest.mark.slow
 def test_a_job_is_deleted_without_its_pods(installed: Cluster, namespace: str, operator: Operator) -> None:
-    """The job is deleted with propagationPolicy Orphan; its workers train on until an operator is back."""
+    """A job is deleted with propagationPolicy Orphan while no operator runs; its pods end once an operator is back."""
     document = small("orphaning")
     document["spec"]["task"]["config"]["learningRate"] = 1e-7
     (container,) = document["spec"]["worker"]["template"]["spec"]["containers"]

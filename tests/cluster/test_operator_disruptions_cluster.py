@@ -1,4 +1,4 @@
-"""Disruptions by Kubernetes itself: scheduling gates, Pod Security, budgets, evictions, preemptions."""
+"""Pods that Kubernetes holds back, refuses or removes: gates, Pod Security, budgets, evictions, taints, preemptions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,8 +32,8 @@ def whole(job: Job) -> Json:
 def test_what_kubernetes_holds_back_refuses_and_takes_away(
     installed: Cluster, namespace: str, operator: Operator
 ) -> None:
-    """A pod that Kubernetes takes away counts as a preemption with the reason of its DisruptionTarget, and another
-    worker takes its stage before the pod ends.
+    """A pod that Kubernetes takes away counts as one preemption. An event gives the reason of its DisruptionTarget
+    condition, and another worker takes over its stage before the pod ends.
     """
     if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("the API server is older than what Bamboo supports")
@@ -98,7 +98,7 @@ def until_one_may_go(cluster: Cluster, namespace: str) -> None:
 
 @contextmanager
 def more_important(cluster: Cluster, namespace: str, node: str) -> Iterator[None]:
-    """Create a pod that needs all GPUs of a node, and may preempt others. Its PriorityClass lasts for the block."""
+    """Create a pod that needs all GPUs of the node and may preempt others. Delete its PriorityClass after the block."""
     name = f"important-{namespace}"
     cluster.api.request("POST", PRIORITIES, {"metadata": {"name": name}, "value": 1000})
     container = {"image": "x", "command": ["sleep", "1000"], "resources": {"limits": {GPU: "8"}}}
@@ -128,12 +128,12 @@ def ungate(job: Job) -> None:
 
 
 def joined(job: Job) -> set[str]:
-    """Return the workers that have ever joined, by the job's events."""
+    """Return the workers that have ever joined, according to the job's events."""
     return {message.split()[0] for reason, message in job.events() if reason == "WorkerJoined"}
 
 
 def left(job: Job, workers: list[str], reason: str, preemptions: int) -> None:
-    """Check that one of the workers got a notice with this reason, and that the job is whole without any of them."""
+    """Check that these workers left after a notice with this reason, without unplanned takeovers, and were replaced."""
     assert job.told(reason).startswith(tuple(f"{worker}: " for worker in workers))
     job.until_pods(lambda pods: not pods.keys() & set(workers) and len(pods) == 3)
     ungate(job)

@@ -51,8 +51,8 @@ def test_a_job_waits_for_capacity_and_says_so(installed: Cluster, namespace: str
 def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
-    """The job loses all pods at once, and later, in a suspension, all pods and the coordinator's memory. The claim also
-    keeps the final weights.
+    """A job restores its checkpoint after the loss of all its pods, and again after a suspension. Its final weights,
+    which the claim keeps, equal those of an undisturbed run.
     """
     checkpoint = {"storage": claimed(installed, namespace), "everySteps": 1}
     document = small("lasting", 30, training=training(30, 8, 2), checkpoint=checkpoint)

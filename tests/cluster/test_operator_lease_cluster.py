@@ -1,4 +1,4 @@
-"""Two operators on a real control plane: one works, the other waits, and a job trains on."""
+"""Two operators on a real control plane: the second waits until the first one's pod is gone, and a job trains on."""
 
 import re
 import signal
@@ -51,7 +51,7 @@ def lease(cluster: Cluster, namespace: str) -> Json:
 
 @pytest.fixture
 def second(operator: Operator) -> Iterator[Operator]:
-    """Yield a second operator, not started yet, once the first one works. Kill and check it at the end."""
+    """Wait until the first operator is ready. Yield a second, unstarted one; kill it and check its log afterwards."""
     until_ready(operator)
     other = operator.another("second")
     try:

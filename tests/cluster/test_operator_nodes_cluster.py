@@ -25,14 +25,14 @@ OURS = {"bamboo.dev/test": "pairs"}
 
 
 def add_nodes(cluster: Cluster, *names: str) -> None:
-    """Add nodes, each with room for two workers of this test and for nothing else."""
+    """Add nodes with two GPUs each, for two workers, and with the label that this test's workers select."""
     for name in names:
         node = spot(name, "zone-a", gpus=ROOM)
         cluster.add(replace(node, labels={**node.labels, **OURS}))
 
 
 def nodes_of(job: Job) -> dict[str, str]:
-    """Return the node of each pod that has one, by worker. A lost worker counts while its pod exists."""
+    """Return the node of each scheduled pod, by worker. A lost worker counts while its pod exists."""
     return {name: pod["spec"]["nodeName"] for name, pod in job.pods().items() if pod["spec"].get("nodeName")}
 
 
@@ -92,8 +92,8 @@ def unplaced(pods: Json) -> list[str]:
 def test_the_scheduler_puts_no_more_pods_on_a_node_than_it_has_room_for(
     installed: Cluster, namespace: str, *, empty: bool
 ) -> None:
-    """Of five pods, two nodes get two each and one pod waits. empty: a third node exists, whose taint keeps pods away;
-    else minDomains has to keep the limit of two pods a node.
+    """Of five pods, two nodes get two each, and one stays pending. empty: add a third node, whose taint keeps pods
+    away; without it, minDomains has to enforce the limit of two pods per node.
     """
     if not empty and installed.minor < OLDEST_SUPPORTED:
         pytest.skip("the scheduler is older than what Bamboo supports, and does not know minDomains")

@@ -1,4 +1,4 @@
-"""`import bamboo` with a real API server and operator: a program submits, follows, disturbs and ends jobs."""
+"""The Python API with a real API server and operator: a program submits, follows, disturbs and ends jobs."""
 
 import tempfile
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def client(installed: Cluster, namespace: str, operator: Operator) -> bamboo.Cli
 
 @pytest.fixture
 def store() -> Iterator[str]:
-    """Yield the URI of a folder that all pods see, outside of /tmp, which each pod has for itself."""
+    """Yield the URI of a folder that all pods share. It is not in /tmp, since each pod has a /tmp of its own."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder).as_uri()
 

@@ -1,4 +1,4 @@
-"""Pods on real nodes: how they end, and the user that they run as. test_installed.py cuts a node's power."""
+"""Pods on real nodes: how they end, and the user that they run as. test_installed.py tests the failure of a node."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ LOOK = "id -u; touch /x 2>&1; grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/self
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with one real node, which already has the image busybox:1.36."""
+    """Yield a cluster with one real node that has the image busybox:1.36. Skip the tests if it cannot be built."""
     archive = tmp_path_factory.mktemp("images") / "busybox.tar"
     try:
         busybox = build.node_programs().root / "bin/busybox"
@@ -39,7 +39,7 @@ def test_the_operator_reads_how_pods_end(cluster: Cluster, namespace: str) -> No
 
 
 def test_a_pod_runs_as_the_user_that_workers_have(cluster: Cluster, namespace: str) -> None:
-    """With the workers' security context a pod is not root, and has a read-only root folder and no capabilities."""
+    """A pod with the workers' security context runs as user 65532, with a read-only root folder and no capabilities."""
     workers = render()["spec"]
     context = workers["containers"][0]["securityContext"]
     container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", LOOK], "securityContext": context}

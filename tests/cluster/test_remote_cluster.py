@@ -32,7 +32,7 @@ BAMBOO = [sys.executable, "-m", "bamboo"]
 
 
 def complaints(errors: str) -> str:
-    """Return the errors of a command without the warning about a single pipeline, which `submit` gives small jobs."""
+    """Return a command's errors without the warning about a single pipeline, which `submit` prints for small jobs."""
     return "".join(line for line in errors.splitlines(keepends=True) if not line.startswith("warning: one pipeline"))
 
 
@@ -45,7 +45,7 @@ class Shell:
 
     def type(self, *words: str, code: int = 0) -> str:
         """Run a command in this process, which is faster than starting another one. Return its output, or its errors if
-        the expected exit code is not 0. The command does not load the task, which would take seconds.
+        the expected exit code is not 0. `submit` and `run` do not load the task, which would take seconds.
         """
         if words[0] in ("submit", "run"):
             words += ("--no-load",)
@@ -165,7 +165,7 @@ READ = {"apiGroups": ["bamboo.dev"], "resources": ["bamboojobs"], "verbs": ["get
 
 
 def test_what_the_server_refuses_is_said(installed: Cluster, namespace: str, shell: Shell) -> None:
-    """There is no operator: the command itself or the API server refuses, and the command says why."""
+    """Commands say why they or the API server refuse a job or an edit. No operator runs."""
     wrong = small("wrong")
     wrong["spec"]["topology"]["stages"] = 0
     assert "spec.topology.stages: expected" in shell.type("submit", shell.file(wrong), code=2)

@@ -1,4 +1,4 @@
-"""`AwakeClock` leaves out nearly all time in which its process was stopped."""
+"""`AwakeClock`, which leaves out nearly all time in which its process was stopped."""
 
 from bamboo_core.coordinator.awake_clock import AwakeClock
 

@@ -1,4 +1,4 @@
-"""How far a job's budget reaches: messages about its money and its deadline (`doneBy`)."""
+"""Reach of a job's budget: messages about its money and its deadline (`doneBy`)."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -67,7 +67,7 @@ def test_a_date_in_the_past_is_a_warning() -> None:
 
 
 def test_a_manifest_says_for_how_long_its_money_lasts(tmp_path: Path) -> None:
-    """The message names the hours for which the money pays two workers, at the first pool's price of 2 each."""
+    """The message gives the hours that the money lasts: two workers at the first pool's price of 2 an hour each."""
     spec = minimal()["spec"] | {
         "nodePools": [{"name": "spot", "pricePerHour": "2"}, {"name": "b", "pricePerHour": "9"}]
     }

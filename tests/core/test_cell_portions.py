@@ -43,7 +43,7 @@ def after(plan: Plan, *dead: str, leaving: tuple[str, ...] = ()) -> Plan:
 
 
 def run_by(plan: Plan) -> dict[int, str]:
-    """Return the worker that runs the last stage of each microbatch of a step."""
+    """Return, for each microbatch of a step, the worker that runs its last stage."""
     found: dict[int, str] = {}
     for cell in plan.cells():
         assignment = plan.at(cell)

@@ -1,4 +1,4 @@
-"""Manifests of checkpoints: sound ones are read, others refused. `difference` says how two datasets differ."""
+"""Manifests of checkpoints: encoding, and refusal of damaged ones. `difference` says how two datasets differ."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ MANIFEST = make_manifest(CheckpointId(200, "5f0c"))
 
 
 def sealed(document: dict, form: int = 1) -> bytes:
-    """Return the bytes of a manifest file with a correct checksum. form: the number of the file's format."""
+    """Return the bytes of a manifest file with a correct checksum. form: the format number in the file."""
     inner = json.dumps(document).encode()
     head = json.dumps({"format": form, "sha256": hashlib.sha256(inner).hexdigest()})
     return head[:-1].encode() + b', "manifest": ' + inner + b"}"

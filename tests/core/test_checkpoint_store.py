@@ -18,7 +18,7 @@ from checkpoint_kit import IMPATIENT, FaultyFileSystem, faulty_store, layer_byte
 
 @pytest.fixture(params=["folder", "objects"])
 def place(request, tmp_path):
-    """Return a store, in a folder or in an object store, and direct access to its files."""
+    """Return a checkpoint store in a folder or in an object store, and direct access to its files."""
     if request.param == "folder":
         return CheckpointStore(str(tmp_path / "a" / "run"), IMPATIENT), LocalFiles(str(tmp_path / "a" / "run"))
     filesystem = FaultyFileSystem()

@@ -31,7 +31,7 @@ def measured(state: CoordinatorState, forward: float, backward: float) -> Coordi
 
 @pytest.mark.parametrize("memory", [None, 1000])
 def test_sizes_of_layers_that_become_known_count_at_once(memory: int | None) -> None:
-    """Rates that were computed without the layers' sizes are computed again once a worker has reported the sizes."""
+    """`rates_of` makes new rates once workers have reported the layers' sizes, and then keeps them."""
     state = measured(trained(4, 1, 0).state, 1.0, 1.0)
     before = rates_of(replace(state, layers=replace(state.layers, sizes=(), memory=memory)))
     size = LayerBytes(parameters=1, optimizer=2, gradients=3, activations=4, boundary=5)

@@ -1,4 +1,4 @@
-"""Error messages are never empty."""
+"""Error messages, which are never empty."""
 
 import os
 

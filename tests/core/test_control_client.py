@@ -1,4 +1,4 @@
-"""The control channel: the coordinator's server and the worker's end."""
+"""The control channel between the coordinator's server and a worker's client."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The coordinator keeps each worker's newest report of its memory."""
+"""The coordinator's record of each worker's newest memory report."""
 
 from bamboo_core.control.memory import Memory
 from bamboo_core.control.protocol import Heartbeat, Received

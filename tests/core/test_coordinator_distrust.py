@@ -1,4 +1,4 @@
-"""The coordinator trusts no worker more than it must: it refuses unsound and old plans, and bounds workers' texts."""
+"""Distrust of workers: the coordinator refuses unsound and old plans, and bounds the length of workers' texts."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which workers the coordinator waits for, and how long: answers, takeover reports, and returns after its restart."""
+"""Waiting of the coordinator for workers: late answers, takeover reports, and returns after a restart."""
 
 from collections import deque
 from dataclasses import replace
@@ -14,7 +14,7 @@ from world import World, back, restarted, silence
 
 
 def asked_around(world: World) -> str:
-    """Lose all holders of stage 1, drop the reports of the remaining workers, and return one of these workers."""
+    """Lose all holders of stage 1. Drop the pending reports of the other workers, and return one of those workers."""
     world.settle()
     plan = world.plan
     cell = Cell(0, 1)

@@ -1,4 +1,4 @@
-"""Copies of checkpoints in workers' memory: from whose copies a plan restores layers, and when they are dropped."""
+"""Copies of checkpoints in workers' memory: the workers from which plans restore layers, and removal of old copies."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def holds(world: World, worker: str, checkpoint: CheckpointId, *layers: int) -> 
 def begun_again(world: World, held: dict[int, tuple[int, ...]]) -> tuple[CheckpointId, Plan]:
     """Save a checkpoint and lose a stage. Return the checkpoint and the first plan of a new origin.
 
-    held: by a worker's position in the sorted names, the layers of which it reports copies.
+    held: the layers of which a worker reports copies, by the worker's position in the sorted names.
     """
     workers = sorted(world.plan.worker_ids())
     checkpoint = save(world)

@@ -19,7 +19,7 @@ def test_shares_leave_the_operator_its_own(limit: int, namespaces: int) -> None:
 
 
 def test_a_thousand_workers_need_what_the_page_says() -> None:
-    """The limits in docs/operating.md allow 1,000 workers: 2,048 descriptors, or 4,096 with 100 listed namespaces."""
+    """The limits in docs/operating.md allow 1,000 workers: 2,048 descriptors, or 4,096 with 100 watched namespaces."""
     assert DescriptorShares.of(2048, RESERVED + WATCHES).workers >= 1000
     assert DescriptorShares.of(4096, RESERVED + 100 * WATCHES).workers >= 1000
 

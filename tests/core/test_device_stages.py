@@ -51,7 +51,7 @@ def planned(costs: list[float], stages: int, pipelines: int, replicas: int, devi
 
 @st.composite
 def plans(draw: st.DrawFn, most: int = 3) -> Plan:
-    """Draw a plan of up to four stages and three pipelines, often after losses. most: devices of a worker, at most."""
+    """Draw a plan of up to four stages and three pipelines, often after losses. most: the most devices per worker."""
     stages, pipelines = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     plan = planned(
         draw(COSTS),
@@ -102,7 +102,7 @@ def test_a_heavy_layer_leaves_a_stage_a_layer_for_each_device() -> None:
 
 
 def test_layers_are_balanced_over_the_devices_of_slow_workers() -> None:
-    """A worker that is three times slower gets a third of the other's layers, but at least one for each device."""
+    """A worker that is three times slower gets a third as many layers as the other, but at least one per device."""
     spec, plan = job(2, 2), planned([1.0] * 16, 2, 1, 1, 2)
     work = WorkEstimate((1.0,) * 16, {plan.at(Cell(0, 1)).owner: 3.0})
     assert balanced(plan, spec, work) == ((0, 12), (12, 16))

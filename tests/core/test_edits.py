@@ -93,7 +93,7 @@ def test_a_running_job_takes_over_what_changes_no_numbers_and_names_the_rest(
 
 @pytest.mark.parametrize("stages", [1, 4])
 def test_a_number_of_stages_for_stages_that_are_chosen_is_refused_by_its_name(stages: int) -> None:
-    """An edit that sets or removes a fixed number of stages is refused as an edit of spec.topology.stages."""
+    """`refused_fields` names spec.topology.stages if an edit sets or removes a fixed number of stages."""
     chosen, fixed = (edited(topology=topology, elastic={"maxWorkers": 8}) for topology in ({}, {"stages": stages}))
     for old, new in ((chosen, fixed), (fixed, chosen)):
         followed = parse_manifest(apply_edit_to_manifest(old, new))

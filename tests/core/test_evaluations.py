@@ -1,4 +1,4 @@
-"""Evaluations: which state is the best, and how many evaluations came after it."""
+"""Evaluations: the state with the best value, and the number of evaluations after it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""New workers receive copies before the layers are split anew: jobs of the real coordinator in virtual time."""
+"""Copies that new workers receive before the layers are split anew, in jobs of the real coordinator in virtual time."""
 
 import re
 
@@ -20,7 +20,7 @@ TRACE = nodes(
 
 
 def elastic() -> JobRun:
-    """Return a job of twelve layers on up to six workers. A layer's state takes 0.3 s to transfer."""
+    """Return a job of twelve layers on up to six workers. One connection takes 0.3 s to transfer a layer's state."""
     made = job()
     document = manifest(None, 1, 6, elastic={"maxWorkers": 6, "stabilizationSeconds": 60})
     model = profile(12, made.profile.network, forward=0.01, backward=0.02, parameters=100_000, optimizer=200_000)
@@ -29,7 +29,7 @@ def elastic() -> JobRun:
 
 
 def told_of(one: JobRun) -> list[tuple[float, str, str]]:
-    """Run the job on TRACE. Return the time, reason and message of each event."""
+    """Run the job on TRACE. Return the time in seconds, the reason and the message of each event."""
     told: list[str] = []
     run(one, TRACE, told=told)
     found = [re.fullmatch(r"\s*([\d.]+) s  (\w+): (.*)", line) for line in told]

@@ -1,4 +1,4 @@
-"""The checkpoint of training's last state: who writes it, and when the job completes without it."""
+"""The checkpoint of a job's last state: its writers, and the job's completion if the checkpoint fails."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def committed(world: World, checkpoint: CheckpointId) -> None:
 
 
 def kept(world: World) -> CheckpointId:
-    """Let the workers write and commit the last state, which completes the job. Return the id of that checkpoint."""
+    """Let the workers write and commit the last state, which completes the job. Return its CheckpointId."""
     assert world.finish is None
     requests = asked(world)
     checkpoint = next(iter(requests.values())).checkpoint

@@ -44,7 +44,7 @@ def chosen(workers: int, stages: int | None = None, pipelines: int | None = None
 
 
 def ideal(one: JobRun, trace: Trace) -> float:
-    """Return how many steps a job could do if the fastest grid for the current nodes always ran, without pauses."""
+    """Return how many steps a job could do if it always ran the fastest grid for the current nodes, without pauses."""
     rates, steps, there, since = GridRates(one.profile.figures, one.spec), 0.0, 0, 0.0
     for change in [*trace.changes, None]:
         at = change.at if change else trace.duration
@@ -71,7 +71,7 @@ def name(grid: Grid) -> str:
 
 
 def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
-    """As nodes go and come every hour, the job loses at most 2 % of the steps of the best grids without pauses."""
+    """As nodes leave and join over six hours, the job does more than 98 % of the steps of an ideal run."""
     told: list[str] = []
     one = chosen(6)
     went = [(HOUR, "n5"), (2 * HOUR, "n4"), (2 * HOUR + 60, "n3"), (3 * HOUR, "n2")]
@@ -188,7 +188,7 @@ def crammed(**more: Any) -> JobRun:
 
 
 def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -> None:
-    """Three workers without memory for copies train only with a store; six form pipelines with each other's copies."""
+    """Three workers without room for copies train only with a store; the pipelines of six hold each other's copies."""
     without, one = crammed(), crammed(checkpoint={"storage": "s3://a/b", "everySteps": 20})
     rates = GridRates(one.profile.figures, one.spec, 9_000)
     assert not any(map(rates.fits, bounded_grids(one.spec, len(rates.figures.layers), 3)))
@@ -219,7 +219,7 @@ def test_in_mode_auto_replicas_come_with_a_third_pipeline_and_go_with_a_fourth()
 
 def waiting(workers: int, memory: int) -> World:
     """Return a job for eight workers of which only `workers` have joined. Each of its twelve layers has a gigabyte of
-    parameters. memory: bytes of each worker.
+    parameters. memory: bytes of each worker's device.
     """
     layer = LayerBytes(parameters=GB, optimizer=2 * GB, gradients=GB, activations=0, boundary=0)
     model = protocol.Profile(costs=(1e9,) * 12, layers=(layer,) * 12, memory=memory)
@@ -314,7 +314,7 @@ def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slo
 
 
 def needed(world: Slowed, plan: Plan) -> int:
-    """Return the bytes of the worker that needs the most memory under a plan, replicas included."""
+    """Return the most bytes that any worker needs under a plan, replicas included."""
     rates, grid = world.state.grids.rates, grid_of(plan)
     assert rates is not None
     replicas = max(len(plan.at(cell).replicas) for cell in plan.cells()) if plan.mode is not RedundancyMode.NONE else 0

@@ -20,7 +20,7 @@ from bamboo_core.planning.grid import make_layout
 
 
 class Term(str):
-    """A symbolic summand, whose sums spell out the order of their additions."""
+    """A symbolic summand. The text of a sum shows the order of its additions."""
 
     def __add__(self, other: str) -> "Term":
         return Term(f"({self}+{other})")

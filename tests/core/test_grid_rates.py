@@ -54,7 +54,7 @@ def test_the_fastest_of_each_number_of_stages_are_those_of_all_grids(
     scale: float,
     measured: list[tuple[int, float]],
 ) -> None:
-    """GridRates simulates few grids, but finds the same fastest grids as a full search, for any measured step times."""
+    """GridRates finds the same fastest grid for each number of stages as a full search, for any measured step times."""
     spec = elastic_job(9, microbatches)
     figures = figures_of(seconds, rate)
     model = GridRates(figures, spec, memory)
@@ -107,7 +107,7 @@ def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None
 
 @pytest.mark.parametrize("mode", ["Auto", "Replicas", "None"])
 def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
-    """Except in mode None, workers have room to run a lost stage, too. Several pipelines may do without replicas."""
+    """`fits` demands memory for a lost stage except in mode None, and memory for replicas only of a single pipeline."""
     job = elastic_job(8, 8)
     spec = replace(job, redundancy=replace(job.redundancy, mode=RedundancyMode(mode)))
     figures = profile(8, NETWORK).figures

@@ -1,4 +1,4 @@
-"""Histograms of metrics count every observed value once."""
+"""Histograms of metrics, which count every observed value once."""
 
 import pytest
 from hypothesis import given

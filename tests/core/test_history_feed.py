@@ -1,4 +1,4 @@
-"""Events on their way to the job's history: each is kept until the root confirms it, and their number is bounded."""
+"""The queue of a job's events for its history: it is bounded, and keeps each event until the root confirms it."""
 
 from bamboo_core.control.protocol import Hello, HistoryKept, Received, WorkerJoined
 from bamboo_core.coordinator.events import Emit, Tick

@@ -1,4 +1,4 @@
-"""The files of a history: their names, their place, and the removal of a killed writer's remains."""
+"""The files of a history: their names, their place, and the removal of a killed writer's partial files."""
 
 from pathlib import Path
 from typing import Any

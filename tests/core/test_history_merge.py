@@ -24,7 +24,7 @@ def test_each_record_is_there_once_and_in_order(kept):
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=5))
 def test_a_curve_has_no_doubles_and_no_gaps_whatever_was_repeated(attempts):
-    """The curve has each step once, although attempts repeat steps. attempts: (steps before it, its steps) of each."""
+    """The curve has each step once, although attempts repeat steps. attempts: for each, steps before it and in it."""
     records, reached = [], 0
     for number, (first, count) in enumerate(attempts, 1):
         begin = min(first, reached)

@@ -87,7 +87,7 @@ def test_the_number_of_workers_does_not_go_to_and_fro(seed: int) -> None:
 def test_those_that_cost_more_go_first() -> None:
     """The job gives back only workers of the more expensive of its two zones.
 
-    Gradients take so much of a step that eight pipelines are hardly faster than six.
+    The exchange of gradients takes so long that eight pipelines are hardly faster than six.
     """
     one = valued(8, layers=7, stages=1)
     layers = tuple(msgspec.structs.replace(layer, gradients=600_000) for layer in one.profile.layers)

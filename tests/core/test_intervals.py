@@ -52,7 +52,7 @@ def test_cost_is_weighed_against_repeated_steps_within_bounds(
 
 @pytest.mark.parametrize(("seconds", "expected"), [((), 200), ((0.01,), 200), ((10.0,), 16), ((900.0,), 1)])
 def test_of_a_job_without_a_history_a_loss_in_four_hours_is_assumed(seconds: tuple[float, ...], expected: int) -> None:
-    """Without a history, a loss in 4 h and 1 s per checkpoint are assumed: sqrt(2 x 14,400) = 170 s, max. 200 steps."""
+    """Without a history, the coordinator assumes a loss in 4 h and 1 s per checkpoint: 170 s, but at most 200 steps."""
     assert steps(made().state) == 8, "as the manifest says"
     assert steps(free(made().state, *seconds)) == expected
 

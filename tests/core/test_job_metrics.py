@@ -1,4 +1,4 @@
-"""Values of a job's metrics, such as those of checkpoints, rollouts and states."""
+"""Values of a job's metrics: its checkpoints, rollout and states, and the useful seconds of its steps."""
 
 from dataclasses import replace
 from itertools import product

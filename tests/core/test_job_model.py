@@ -8,7 +8,7 @@ from bamboo_core.job.spec import JobSpec
 
 
 def test_marks_say_what_they_can_say() -> None:
-    """FREE marks only fields inside a FIXED or WHILE_SUSPENDED field of the spec. No field of the spec is both."""
+    """No spec field is both FIXED and WHILE_SUSPENDED. FREE marks only fields inside a field with one of the two."""
     for one in api_fields(JobSpec):
         inside = api_fields(one.form.kind) if hasattr(one.form, "kind") else ()
         assert not one.marks >= {Mark.FIXED, Mark.WHILE_SUSPENDED}

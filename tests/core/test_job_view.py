@@ -64,7 +64,7 @@ def test_the_outcome_is_an_exit_code(kind: str, reason: str, code: int | None) -
 
 
 def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
-    """UNRECOVERABLE has exactly the reasons with which the coordinator ends a job as unrecoverable."""
+    """UNRECOVERABLE contains exactly the reasons with which the coordinator ends a job as unrecoverable."""
     from pathlib import Path
 
     import bamboo_core

@@ -442,7 +442,7 @@ async def test_an_object_that_is_gone_or_has_a_namesake_was_deleted_before(refus
 
 
 async def test_a_conflict_over_the_very_object_is_an_error() -> None:
-    """A 409 is an error if the object still exists, since an admission webhook may have answered."""
+    """A 409 is an error if the same object still exists, since an admission webhook may have caused it."""
     server = Scripted(DELETE=[TAKEN], PATCH=[TAKEN], GET=[uid("u1")] * 2)
     with pytest.raises(ApiError, match="taken"):
         await KubeApi(server).delete_pod("team", "job-w0", "u1")

@@ -55,7 +55,7 @@ async def port(tls: ssl.SSLContext | None = None, **bounds: Any) -> AsyncIterato
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
-    """Return the bytes until the connection is closed; b"" if it is reset. Raises TimeoutError if it stays open."""
+    """Return the bytes up to the connection's end; b"" if it is reset. Raises TimeoutError if it stays open."""
     with contextlib.suppress(ConnectionError):
         async with asyncio.timeout(PATIENCE):
             return await reader.read()

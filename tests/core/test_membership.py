@@ -1,4 +1,4 @@
-"""Members of the job: joining, notices, and declaring workers lost."""
+"""Membership of workers in a job: joining, notices, and when the coordinator declares workers lost."""
 
 import pytest
 

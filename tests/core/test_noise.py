@@ -1,4 +1,4 @@
-"""Noisy measurements: their statistics, and jobs whose grid the real coordinator chooses by them."""
+"""Noisy measurements: their statistics, and the grids that the real coordinator chooses from them."""
 
 import random
 
@@ -53,7 +53,7 @@ def test_the_third_change_and_later_ones_wait_ever_longer() -> None:
 
 
 class Noisy(Slowed):
-    """A job that reports each modelled time of its steps and stages wrong by up to the share `off`."""
+    """A job whose reported times of steps and stages deviate from the model at random, by up to the share `off`."""
 
     def __init__(self, workers: int, layers: list[float], size: int, flow: float, off: float) -> None:
         self.rng = random.Random(repr(layers))

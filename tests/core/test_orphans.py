@@ -1,4 +1,4 @@
-"""Child processes with their groups, and the end of orphaned processes."""
+"""Child processes with their process groups, and the termination of orphaned processes."""
 
 import os
 import signal

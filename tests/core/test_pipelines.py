@@ -84,7 +84,7 @@ def test_split_backwards_leave_a_third_of_the_bubble(stages: int, microbatches: 
 
 
 def test_an_heir_repeats_weight_gradients_last() -> None:
-    """After a loss, a step with split backwards ends earlier than with whole ones, after the same work."""
+    """After a loss, a step with split backwards ends earlier than one with whole backwards, with the same work."""
     lost = StepLoss(lost=((2, 10.0),), planned=11.0, runs=(((0, 2), ((0, 8, 1),)),))
     whole, split = execute(group(4, 8), lost), execute(group(4, 8, order=StageOrder(ZBH1)), lost)
     assert split.work[1] == whole.work[1]
@@ -112,7 +112,7 @@ def test_the_owners_of_a_stage_share_what_a_lost_one_ran() -> None:
 
 @pytest.mark.parametrize("pipelines", [1, 4])
 def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
-    """If the heir has sums of finished groups, a loss costs under 55 % of a step on average, a late one under 25 %."""
+    """If the heir has sums of finished groups, a loss adds under 55 % of a step on average, under 25 % near its end."""
     one = four_pipelines(32) if pipelines == 4 else group(4, 32)
     calm, extra = execute(one).end, list[float]()
     for stage, tenth in itertools.product(range(4), range(10)):
@@ -128,7 +128,7 @@ def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
 
 
 def test_nobody_runs_a_portion_whose_sum_the_owner_has() -> None:
-    """A portion whose sum the owner has is not run again when the worker that ran it is lost."""
+    """If the owner has a portion's sum, no worker runs that portion again after the loss of the worker that ran it."""
     one = group(3, 8, busy=(0.0,) * 6)
     shared = ((0, 4, 0), (4, 6, 4), (6, 8, 3))
     first = StepLoss(lost=((1, 1.0),), planned=1.0, runs=(((0, 1), shared),))
@@ -152,7 +152,7 @@ def test_what_a_keeper_gave_is_run_after_all_when_the_stage_behind_is_lost() -> 
 
 @given(st.data())
 def test_whoever_runs_which_microbatches_the_step_ends(data: st.DataObject) -> None:
-    """A step ends without a deadlock, whichever workers run which ranges of the microbatches of several cells."""
+    """A step ends without a deadlock, whichever workers share the microbatches of several cells."""
     draw, microbatches = data.draw, data.draw(st.integers(1, 12))
     one = four_pipelines(microbatches)
     runs = []

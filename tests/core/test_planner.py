@@ -99,7 +99,7 @@ def test_a_split_that_the_manifest_gives_is_that_of_every_plan() -> None:
 def test_a_grid_that_does_not_fit_the_model_ends_the_job_as_soon_as_the_first_worker_is_there(
     stages: int, split: list[int] | None
 ) -> None:
-    """The job fails when its first worker reports 8 layers, and its stages or its split do not fit them."""
+    """The job fails once its first worker reports 8 layers, if the manifest sets 9 stages or a split of 7 layers."""
     world = World(stages, 1, 0, split=split)
     while len(world.pending) > 2:
         world.pending.pop()  # only the first one comes, and is ready

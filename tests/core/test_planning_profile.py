@@ -1,4 +1,4 @@
-"""Profiles of models on machines: read, refused, scaled, and shipped with Bamboo."""
+"""Profiles of models on machines: reading, refusal, scaling, and the profiles that Bamboo ships."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Spot checks: the recomputed microbatches, and the workers that recompute them."""
+"""Spot checks: the steps in which stages are checked, and the workers that recompute their microbatches."""
 
 from itertools import pairwise
 

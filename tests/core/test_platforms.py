@@ -138,7 +138,7 @@ DATA = DataRecord(samples=400, order="0" * 16)
 
 
 def refused_in_a_row(world: World, data: protocol.WorkerReady, most: int = 100) -> list[float]:
-    """Return the seconds between up to `most` refusals of new workers, which report `data`, within 2,000 turns."""
+    """Let new workers report `data`, until `most` refusals or 2,000 turns. Return the seconds between the refusals."""
     at: list[float] = []
     for _ in range(2000):
         for event in list(world.pending):

@@ -1,4 +1,4 @@
-"""The job's protection, which the condition, the metrics, the page and the command line show alike."""
+"""The job's protection, which the condition, the metrics, the page and the command line show in the same way."""
 
 from dataclasses import replace
 from typing import Any
@@ -113,7 +113,7 @@ def test_nothing_is_protected_before_a_restarted_operator_has_heard_of_it() -> N
 
 
 def test_a_worker_that_is_not_there_protects_nothing() -> None:
-    """A worker that is missing protects no stage, although the plan still names it as a replica in step."""
+    """A missing worker protects no stage, although the plan still names it as a replica in step."""
     world = World(4, 1, 0)
     world.settle()
     assert status_of(world.state, world.now).unprotected == ()
@@ -126,7 +126,7 @@ def test_a_worker_that_is_not_there_protects_nothing() -> None:
 
 @pytest.mark.parametrize(("room", "told"), [(1, ()), (2, (("n1", 3),)), (3, ())])
 def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tuple[tuple[str, int], ...]) -> None:
-    """The status names a node with more workers than spread.workersPerNode, unless this is 1, which is a preference."""
+    """The status names a node with more workers than spread.workersPerNode, if this limit is more than 1."""
     world = World(4, 1, 0, per_node=room)
     world.settle()
     nodes = {"w0": "n0", "w1": "n1", "w2": "n1", "w3": "n1"}

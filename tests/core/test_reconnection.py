@@ -1,4 +1,4 @@
-"""After a restart of the coordinator: which workers it waits for, how long, and which it refuses."""
+"""Reconnection of workers after a restart of the coordinator: the wait for them, and refusals."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from world import World, back, restarted, silence
 
 
 def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> None:
-    """A restarted coordinator does not wait for workers of its plan whose pods are gone, as `WorkersAbsent` reports."""
+    """A restarted coordinator does not wait for workers of its plan whose pods `WorkersAbsent` reports as gone."""
     world = World(4, 1, 0)
     world.settle()
     plan = world.plan

@@ -1,4 +1,4 @@
-"""Re-splits: plans that continue a training on another grid or split, and how the coordinator reaches them."""
+"""Re-splits: plans that continue a job on another grid or split, and how the coordinator reaches them."""
 
 from collections import Counter
 from typing import Any
@@ -134,7 +134,7 @@ def hold(world: World, *workers: str) -> None:
 
 
 def anew() -> Slowed:
-    """Return a job that lost a worker early in a step, and repeats the step on three stages to finish it sooner."""
+    """Return a job that lost a worker early in a step and will repeat the step on three stages to finish it sooner."""
     world = four_stages()
     world.lose("w1")
     while world.state.splits.resplit is None:
@@ -255,8 +255,8 @@ def onward(plan: Plan, grid: Grid, held: dict[str, frozenset[int]], staying: lis
 def test_places_go_to_who_has_most_of_what_they_need(
     before: tuple[int, int], after: tuple[int, int], in_order: tuple[int, int], by_layers: tuple[int, int]
 ) -> None:
-    """Workers lack fewer layers, or as many, if each gets the stage of which it holds the most. in_order, by_layers:
-    (the most layers that a worker lacks, their sum over all workers), for stages in order and by held layers.
+    """Workers lack no more layers if each stage goes to a worker that holds many of its layers. in_order, by_layers:
+    the most layers that one worker lacks, and the sum over all, with stages in order and by held layers.
     """
     there = peers(before[0] * before[1])
     first = planned(*before, there)
@@ -290,7 +290,7 @@ def test_never_more_moves_than_in_order_and_zones_stay(
 
 
 def test_newcomers_become_replicas_of_the_stages_that_they_will_mostly_need() -> None:
-    """Before two pipelines become one of six stages, idle workers replicate the stages that they will mostly need."""
+    """Before two pipelines become one of six stages, spare workers replicate the stages that they will mostly need."""
     there = peers(6)
     first = planned(2, 2, there[:4])
     held = held_by(first)

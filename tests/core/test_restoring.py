@@ -1,4 +1,4 @@
-"""How a job goes back to a checkpoint: to which one, after which losses, and when it gives up."""
+"""Restores: the checkpoint to which a job goes back, the losses after which it does, and when it gives up."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ def untrained(checkpoint: dict[str, Any] | None = None) -> World:
 
 @pytest.mark.parametrize("checkpoint", [None, {"everySteps": 8}])
 def test_a_stage_that_is_lost_before_anything_is_trained_costs_nothing(checkpoint: dict[str, Any] | None) -> None:
-    """Workers build the initial state again after a loss before the first commit, with or without checkpoints."""
+    """After the loss of a stage before the first commit, the job begins again, with or without checkpoints."""
     world = untrained(checkpoint)
     world.found = protocol.CheckpointFound(number=0)
     before = world.plan
@@ -176,7 +176,7 @@ def test_a_store_that_does_not_tell_is_asked_again() -> None:
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_a_worker_that_is_to_go_does_not_stay_while_the_job_waits_for_others(wanted: bool) -> None:
-    """A waiting job releases a worker under notice at once, since it may hold the quota for its successor."""
+    """A waiting job releases a worker under notice at once, since the worker may hold the quota for its successor."""
     world = made(3)
     save(world)
     world.away = 100
@@ -206,7 +206,7 @@ def test_waiting_for_workers_to_go_back_is_no_stall_but_has_an_end() -> None:
 
 
 def test_attempts_that_all_fail_have_an_end_together() -> None:
-    """Failed restores share one deadline, although each attempt makes a plan as if the job trained again."""
+    """Failed restores share one deadline, although the job is in phase Running before each of them fails."""
     world, _ = gone_back()
     world.found = protocol.CheckpointFound(number=0, checkpoint=world.plan.restore)
     began = world.now

@@ -34,7 +34,7 @@ def test_the_shadow_is_the_nearest_other_predecessor() -> None:
 
 
 def test_the_ends_of_a_pipeline_are_neighbours_too() -> None:
-    """The last stage is next to the first: a row of four of the zones b, c, a, c and b keeps all neighbours apart."""
+    """Of workers in zones b, c, a, c and b, four form a ring in which no two neighbours share a zone."""
     peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zone) for i, zone in enumerate("bcacb")]
     plan = initial_plan(peers, ((0, 1), (1, 2), (2, 3), (3, 4)), 1, training(8), RedundancySpec())
     zone = {p.worker: p.zone for p in peers}
@@ -62,7 +62,7 @@ def test_in_mode_auto_four_pipelines_do_without_replicas(pipelines: int, places:
 
 
 def on_nodes(nodes: Sequence[str], zones: str = "z") -> list[Peer]:
-    """Return a worker on each of these nodes; the letter of a node determines its zone among `zones`."""
+    """Return a worker for each entry of `nodes`. The letter of a node determines its zone among `zones`."""
     return [
         Peer(worker=f"w{i}", host="h", port=1, zone=zones[ord(node) % len(zones)], node=node)
         for i, node in enumerate(nodes)
@@ -91,7 +91,7 @@ def fewest_together(nodes: Sequence[str], depth: int, pipelines: int) -> int:
 def test_neighbours_share_a_node_only_where_no_ring_is_better(
     grid: tuple[int, int], nodes: list[str], spare: int, zones: str
 ) -> None:
-    """Rows put neighbours on one node as seldom as the best of all orders, also with a spare worker."""
+    """`rows` puts neighbours on one node as seldom as the best of all orders, also with a spare worker."""
     depth, pipelines = grid
     peers = on_nodes(nodes[: depth * pipelines + spare], zones)
     where = {p.worker: p.node for p in peers}
@@ -109,7 +109,7 @@ def test_neighbours_share_a_node_only_where_no_ring_is_better(
     st.randoms(use_true_random=False),
 )
 def test_any_node_of_even_ones_may_be_lost(grid: tuple[int, int], per_node: int, replicas: int, order: object) -> None:
-    """Any node may be lost if each has `per_node` workers, at most half of the job's; the last one may have fewer."""
+    """Any node may be lost if each has `per_node` workers, at most half of all; the last node may have fewer."""
     depth, pipelines = grid
     assume(per_node <= pipelines * (depth // 2))
     peers = on_nodes([chr(97 + i // per_node) for i in range(depth * pipelines)])

@@ -1,4 +1,4 @@
-"""Output to standard streams without a reader, on a full disk, closed, or in a locale that lacks letters."""
+"""Output to standard streams that have no reader, are on a full disk, are closed, or cannot encode some letters."""
 
 import io
 import os

@@ -25,8 +25,8 @@ def test_a_step_is_the_pipeline_then_the_reduction_over_pipelines() -> None:
 
 
 def test_all_sums_but_the_last_are_sent_while_later_microbatches_are_computed() -> None:
-    """Each of four pipelines runs 3 microbatches of 12 s. Two send the sum of 1 microbatch after 12 s, and two that of
-    2 after 24 s; all exchange the sums of the rest, and then the reduced chunks, after 36 s.
+    """Each of four pipelines runs 3 microbatches of 12 s. Two send the sum of their first after 12 s, and two the
+    sum of their first two after 24 s; all exchange the sums of the rest, and then the reduced chunks, after 36 s.
     """
     for rate in (100.0, 5.0):
         each = 100 / rate  # three chunks of 100 bytes, on a link each
@@ -35,7 +35,7 @@ def test_all_sums_but_the_last_are_sent_while_later_microbatches_are_computed() 
 
 
 def test_large_frames_take_all_connections_of_a_link_and_no_more_than_the_machine_has() -> None:
-    """Large frames use all connections of a link. Two pipelines exchange gradients and then sums of 8 MiB each."""
+    """Large frames use all connections of a link, up to the machine's rate. Each worker sends 8 MiB twice."""
     mib = 1 << 20
 
     def reduction(machine: float, gradients: int = 8 * mib) -> float:

@@ -168,7 +168,7 @@ def test_a_process_killed_at_any_system_call_leaves_no_torn_checkpoint(tmp_path)
 
 
 def run_and_end_at(number: int, folder: Path) -> bool:
-    """Write step 40's checkpoint in a child that exits before file call `number` (from 0); return whether it did."""
+    """Write step 40's checkpoint in a child that exits before file call `number` (from 0). Return whether it did so."""
     pid = os.fork()
     if pid == 0:
         try:

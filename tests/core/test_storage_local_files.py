@@ -1,4 +1,4 @@
-"""Local files and folders are written whole or not at all; links and pipes stay what they are."""
+"""Writing of local files and folders, whole or not at all; links and pipes stay what they are."""
 
 import os
 from pathlib import Path

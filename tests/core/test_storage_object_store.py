@@ -1,4 +1,4 @@
-"""A missing package for an object store is named with the extra that installs it."""
+"""The error about an object store's missing package, which names the extra that installs it."""
 
 import pytest
 

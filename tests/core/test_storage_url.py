@@ -81,7 +81,7 @@ def keeping(url: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("url", [*REFUSED, "S3://bucket/run", "pvc://", "/run", "s3://b c"])
 def test_a_manifest_with_a_url_that_no_store_has_is_refused_without_showing_a_secret(url: str) -> None:
-    """Before any worker starts, the parser refuses a URL that manifests must not have, and shows no secret of it."""
+    """The parser of manifests refuses a storage URL that manifests must not have, and its message shows no secret."""
     with pytest.raises(ManifestError) as caught:
         parse_manifest(keeping(url))
     (problem,) = caught.value.problems

@@ -178,7 +178,7 @@ def asking() -> tuple[Slowed, str]:
 
 
 def test_nobody_is_waited_for_for_ever() -> None:
-    """If no replacement comes, the slow worker stays, and the coordinator requests another one after a rest."""
+    """If no replacement comes, the slow worker stays, and the coordinator requests one again after REST_SECONDS."""
     world, slow = asking()
     again_at = world.now + REST_SECONDS
     world.train(158, seconds=4.0)

@@ -19,7 +19,7 @@ def owners(plan: Plan) -> dict[Cell, str]:
 
 
 def settled(found: PlanningView) -> PlanningView:
-    """Improve a plan until no improvement is left, with all replicas in step after each. Return the last view."""
+    """Improve a plan until no improvement is left, with all replicas in step after each one. Return the last view."""
     for _ in range(20):
         after = improve(found)
         if after is None:
@@ -71,7 +71,7 @@ def test_with_time_it_waits_for_a_spare_worker_to_be_filled() -> None:
     ("stages", "pipelines", "spare", "held"), [(2, 1, 1, 2), (2, 1, 0, 1), (1, 3, 0, 2), (1, 2, 1, 2)]
 )
 def test_spare_workers_hold_what_too_short_a_ring_cannot(stages: int, pipelines: int, spare: int, held: int) -> None:
-    """In a ring too short for two replicas, other workers may hold some. held: a cell's copies, without its owner's."""
+    """If a ring is too short for two replicas, spare workers hold them. held: losses that a cell's state survives."""
     seen = view(planned(stages, pipelines, 2, "a"), more=spare, redundancy=RedundancySpec(replicas=2).on(pipelines))
     final = settled(seen)
     assert {copies(final.plan, final.synced, cell) for cell in final.plan.cells()} == {held}
@@ -94,7 +94,7 @@ def placed(**where: str) -> dict[str, Peer]:
 
 
 def four_stages(*replicas: tuple[str, ...]) -> Plan:
-    """Return a plan of w0 to w3, on nodes a and b in turn. replicas: by stage; default: the previous stage's owner."""
+    """Return a plan of w0 to w3, on nodes a and b in turn. replicas: of each stage; default: the previous owner."""
     peers = placed(w0="a", w1="b", w2="a", w3="b")
     plan = initial_plan(list(peers.values()), tuple((s, s + 1) for s in range(4)), 1, TRAINING, RedundancySpec())
     held = replicas or tuple((f"w{(s - 1) % 4}",) for s in range(4))
@@ -144,7 +144,7 @@ def test_an_idle_copy_of_another_pipeline_inherits_before_an_owner_there() -> No
 
 
 def test_stages_whose_holders_are_all_on_one_node_get_a_replica_on_a_spare_one() -> None:
-    """Spare workers on other nodes replicate three stages held on one node; one alone replicates only two of them."""
+    """Two spare workers on other nodes replicate three stages held on one node; one alone replicates only two."""
     here = placed(w0="a", w1="a", w2="a")
     plan = initial_plan(list(here.values()), tuple((s, s + 1) for s in range(3)), 1, TRAINING, RedundancySpec())
     assert improve(looking(plan, here)) is None

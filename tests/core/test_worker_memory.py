@@ -20,7 +20,7 @@ from job_simulation_kit import NETWORK, job, manifest
 
 
 def test_a_machine_that_is_too_small_is_told() -> None:
-    """A warning says that a machine cannot hold a lost neighbour's stage, too.
+    """`memory_warning` warns of a machine that cannot hold a lost neighbour's stage, too.
 
     A worker has the parameters and AdamW's state of two stages, a sum of gradients and the replica's final gradient.
     While it runs two stages, the device has AdamW's state of the replica and of the stage that it updates.
@@ -46,15 +46,15 @@ def test_memory_is_counted_for_a_device() -> None:
 
 @pytest.mark.parametrize(("norm", "expected"), [(None, 300 + 100), (1.0, 300 + 2 * 100)])
 def test_a_worker_that_runs_a_stage_for_two_pipelines_has_its_state_once(norm: float | None, expected: int) -> None:
-    """The need is largest in the update: one state and one final gradient, with a copy if gradients are clipped."""
+    """Memory peaks in the update: one state and one final gradient, with a copy if gradients are clipped."""
     one = job(3, 2, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, max_gradient_norm=norm))
     assert [device_bytes(one.profile.figures, spec, taken_over=over) for over in (False, True)] == [expected] * 2
 
 
 def test_casts_of_parameters_count_while_products_are_in_half_precision() -> None:
-    """Casts of parameters to half precision and of their gradients back count. A layer without activations keeps no
-    cast parameters and no output.
+    """Memory includes casts of parameters to half precision and of their gradients back. A layer without activations
+    keeps no cast parameters and no output.
     """
     one = job(2, 1, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, precision=Precision.BF16))
@@ -115,7 +115,7 @@ def test_the_usual_split_is_taken_where_it_fits() -> None:
 def test_it_fits_and_is_about_as_fast_as_the_fastest_that_does(
     layers: list[tuple[float, int, int]], stages: int, mode: str, schedule: str, share: float
 ) -> None:
-    """`fitting_split` may miss a split that just fits, but none that leaves workers a quarter of their memory."""
+    """`fitting_split` may miss a split that just fits, but none that leaves a quarter of each worker's memory free."""
     model, spec = figures(layers), fitted_job(stages, mode, schedule)
     bytes_of = {split: most_bytes(model, spec, split) for split in all_splits(len(layers), stages)}
     least, most = min(bytes_of.values()), max(bytes_of.values())

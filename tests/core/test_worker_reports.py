@@ -1,4 +1,4 @@
-"""Reports of workers to the coordinator, and the reports that it ignores."""
+"""Workers' reports that the coordinator ignores, and warnings that it emits even after the job's end."""
 
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received
@@ -29,7 +29,7 @@ def test_what_a_worker_invents_is_not_kept() -> None:
 
 
 def test_what_loggers_lack_is_told_although_the_job_is_over() -> None:
-    """The coordinator emits workers' reports on loggers and callbacks even after a job's end, but none on history."""
+    """After a job's end, the coordinator emits workers' warnings about loggers and callbacks, but not about history."""
     world = World(2, 1, 0)
     world.settle()
     world.tell(Received("w0", protocol.WorkerFailed(reason="TaskFailed", message="no")))

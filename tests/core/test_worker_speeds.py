@@ -27,7 +27,7 @@ def times(
 
 
 def told(said: dict[int, StageTimes], stages: int = 3, **more: StageTimes) -> CoordinatorState:
-    """Return the state of a job of one pipeline. said: times from each stage's owner. more: times by worker."""
+    """Return the state of a job of one pipeline. said: times that stages' owners report, by stage. more: by worker."""
     world = Slowed(stages, 1, 0)
     world.settle_now()
     plan = world.state.current_plan

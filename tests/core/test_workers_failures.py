@@ -1,4 +1,4 @@
-"""Workers that end by themselves: which ends count as failures, and when they end the job."""
+"""Lost workers: which losses count as failures, and when failures or other losses end the job."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -85,7 +85,7 @@ def miss(world: World, worker: str) -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 137])
 def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_heard_first(code: int) -> None:
-    """The coordinator's decision is the same if a worker's exit code arrives first, and if its closed links do."""
+    """The coordinator decides the same whether it learns of a worker's exit code or of its closed links first."""
     made = []
     for missed_first in (True, False):
         world = limited(1)
@@ -125,7 +125,7 @@ def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None
 
 
 def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
-    """Lose the owner of stage 1 again and again. Return how many losses end the job; 200 if it survives 199."""
+    """Lose the owner of stage 1 until the job ends. Return the number of losses; 200 if the job survives 199."""
     for count in range(1, 200):
         lose(world.plan.at(Cell(0, 1)).owner)
         while world.pending:
@@ -136,7 +136,7 @@ def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
 
 
 def frozen(world: World, worker: str) -> None:
-    """Lose a frozen worker: the coordinator misses it, and then its process is killed."""
+    """Lose a frozen worker: its channel and links close, and then its process is killed."""
     miss(world, worker)
     world.tell(WorkerLost(worker, "was killed by SIGKILL", removed=True))
 
@@ -156,14 +156,14 @@ def test_workers_that_are_taken_away_do_not_speak_against_the_job() -> None:
 
 
 def give_up(world: World, *, seconds: float) -> None:
-    """Let the coordinator miss all holders of stage 1, and let `seconds` pass."""
+    """Close the channels and links of all holders of stage 1, and let `seconds` pass."""
     for worker in world.plan.at(Cell(0, 1)).holders:
         miss(world, worker)
     wait(world, seconds)
 
 
 def wait(world: World, seconds: float) -> None:
-    """Let `seconds` pass while all workers answer."""
+    """Let `seconds` pass, or less if the job ends, while all workers send heartbeats."""
     until = world.now + seconds
     while world.now < until and world.finish is None:
         silence(world, set(), 0.5)
@@ -172,7 +172,7 @@ def wait(world: World, seconds: float) -> None:
 
 
 def test_a_stage_is_given_up_only_once_it_can_be_known_how_its_workers_ended() -> None:
-    """The coordinator waits for the exit codes of a stage's workers before it gives up, to report them to the user."""
+    """Before it gives up a stage, the coordinator waits for the exit codes of the stage's workers, to report them."""
     world = limited(0, shape=(3, 1, 0))
     give_up(world, seconds=3.0)
     assert world.finish is None

@@ -1,4 +1,4 @@
-"""A job's calls to the API server: retries, their end, and refusals as events."""
+"""The operator's calls to the API server for a job: retries, logged failures, and events about refusals."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A BambooJob's conditions: what they follow from, and what they say of grids, queues and restarts."""
+"""A BambooJob's conditions: their rules, and their messages about grids, queues and operator restarts."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -155,7 +155,7 @@ def test_an_end_is_final():
 @pytest.mark.parametrize("topology", [{}, {"stages": 3}])
 @pytest.mark.parametrize("objective", ["Throughput", "Value"])
 def test_where_the_grid_is_chosen_no_other_one_is_missed(objective, topology):
-    """A job on a chosen grid of two pipelines of three stages is not degraded, though it may have nine workers."""
+    """A job is not degraded on a grid that the coordinator chose (2 pipelines, 3 stages), though maxWorkers is 9."""
     rows = tuple(tuple((f"w{pipeline * 3 + stage}", True) for stage in range(3)) for pipeline in range(2))
     spec = job(topology=topology, elastic={"objective": objective, "maxWorkers": 9})
     found = seen(said(grid=rows), spec=spec)

@@ -70,7 +70,7 @@ def test_before_anything_was_counted_nothing_was_left_out() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replace cost_counter's `time` with a clock that reads the returned list's only value."""
+    """Replace cost_counter's clock. Return a list whose only value is the clock's time in seconds."""
     now = [1000.0]
     monkeypatch.setattr(cost_counter, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
@@ -93,7 +93,7 @@ def counter_of(*pods: dict[str, Any]) -> tuple[CostCounter, ClusterIndices]:
 
 
 def test_time_is_counted_at_the_prices_of_its_own_and_never_again(clock: list[float]) -> None:
-    """Two workers run for an hour at a price of 1 each, an hour at 3 and an hour at 5."""
+    """Each of two workers costs 1 in the first hour, 3 in the second and 5 in the third."""
     counter, _ = counter_of(*(stored(number, node="n", where=SPOT) for number in range(2)))
     totals = []
     for spot in ("1", "3", "5", "100"):

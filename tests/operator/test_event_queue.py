@@ -1,4 +1,4 @@
-"""A job's Kubernetes events: their content, counted repetitions, and refusals after which they are dropped."""
+"""A job's Kubernetes events: content, counted repetitions, and errors after which the operator drops an event."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The operator's command line: one sentence for each wrong flag, and for a missing cluster."""
+"""The operator's command line: one-sentence errors about wrong flags and a missing cluster."""
 
 from pathlib import Path
 

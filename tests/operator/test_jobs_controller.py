@@ -73,7 +73,7 @@ async def test_of_a_job_that_is_deleted_while_no_operator_is_active_nothing_runs
 
 
 class Silent(Server):
-    """An API server that answers calls whose path has this end once `go` is set. held: number of such calls."""
+    """An API server that delays calls to paths with the suffix `end` until `go` is set. held: number of such calls."""
 
     def __init__(self, end: str) -> None:
         super().__init__()

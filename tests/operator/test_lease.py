@@ -190,7 +190,7 @@ class Process:
         return Lease(self, PLACE, self.name, clock=lambda: self.simulation.now, sleep=self.sleep)
 
     async def _live(self) -> None:
-        """Run as the process of a container that is started again whenever it ends."""
+        """Take and keep the Lease; one second after its loss, begin again like a restarted container."""
         while True:
             self.lease = self._lease()
             await self.lease.acquire()
@@ -242,7 +242,7 @@ class Process:
         self.cut, self.disturbed = cut, self.simulation.now
 
     async def meet(self, action: str) -> None:
-        """Apply a named action to the operator, if it is possible in the operator's state."""
+        """Apply one of ACTIONS to the operator, if the operator's state permits it."""
         match action:
             case "again" if self.in_its_pod:
                 await self.again()
@@ -372,8 +372,8 @@ async def test_an_api_server_that_was_away_for_all_takes_the_lease_from_nobody(a
 
 
 async def test_who_is_no_pod_is_waited_for() -> None:
-    """A Lease's holder may run outside the cluster. That no pod has its name then proves nothing about the process, and
-    a name that is not valid for a pod must not get into a URL.
+    """A Lease's holder may run outside the cluster. Then the lack of a pod with its name does not prove that it ended,
+    and a name that is not valid for a pod must not get into a URL.
     """
     simulation = LeaseSimulation()
     for name in ("../nodes/x", "Laptop", "a pod", "laptop-a"):

@@ -1,4 +1,4 @@
-"""JSON merge patches of a status give the wanted status, whether or not the write before took effect."""
+"""JSON merge patches that give the wanted status, whether or not the previous write took effect."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An installation's own marks of nodes to be removed: fields, signals and mistakes."""
+"""Node marks that an installation configures (--node-marks): matching nodes, signals, and errors in the file."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -62,9 +62,9 @@ def late_pod(job: str, uid: str) -> Object:
 
 
 class ManyJobs:
-    """A simulation of many jobs, created at once, whose image no node can pull.
+    """A simulation of many jobs, created at once, whose image no node can pull. stuck: liveness problems.
 
-    refused, told: by job, when a pod's status and the job's status first showed the failure. stuck: liveness problems.
+    refused, told: virtual seconds at which a pod's and the job's status first showed the failure, by job.
     """
 
     def __init__(self, loop: VirtualLoop, slowness: float = SLOWNESS, *, suspended: bool = False) -> None:
@@ -123,7 +123,7 @@ class ManyJobs:
                 self.told.setdefault(name, self._loop.time())
 
     def _refuse(self, pod: Object, count: int) -> None:
-        """Report a refused image as a kubelet does: the failed pull and the back-off, in turn."""
+        """Report a failed image pull as a kubelet does: ErrImagePull and ImagePullBackOff, in turn."""
         pulled = f"ErrImagePull: {ERROR}"
         reason, message = (
             ("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": {pulled}')

@@ -28,7 +28,7 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 @contextlib.asynccontextmanager
 async def api_server(folder: Path, holder: str) -> AsyncIterator[list[str]]:
-    """Serve one Lease and its holder's pod, and yield the requests. A kubeconfig in `folder` names the server."""
+    """Serve one Lease and its holder's pod, write `folder`/kubeconfig for the server, and yield a list of requests."""
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -154,7 +154,7 @@ KINDS = {
 
 
 class ApiServer:
-    """An empty API server. served: the CRD exists. told: its CRD watch reports `change`; if not, jobs' watch ends."""
+    """An empty API server. served: the CRD exists. told: its CRD watch reports a `change`, or else jobs' watch ends."""
 
     def __init__(self, *, served: bool, told: bool = True) -> None:
         self.served, self.told = served, told

@@ -1,4 +1,4 @@
-"""A coordinator's pods: the operator waits for no pod forever, creates none twice, and knows why each one ended."""
+"""A job's pods: the operator waits for none forever, creates none twice, and counts each pod's end only once."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ pytest_plugins = ["pod_controller_kit"]
 
 
 def copied(place: Place) -> Place:
-    """Return a server with the same pods, as another operator, or another training of the job, finds them."""
+    """Return another API server with the same pods, for an operator that takes over or for the resumed job."""
     other = Place()
     for pod in place.pods.values():
         other.put(pod, pod["metadata"]["uid"])

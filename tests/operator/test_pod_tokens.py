@@ -1,4 +1,4 @@
-"""Workers' tokens: which ones are reviewed, and the pods that they identify."""
+"""Workers' tokens: which ones the API server reviews, and the pods that they identify."""
 
 import asyncio
 import base64

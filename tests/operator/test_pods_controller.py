@@ -1,4 +1,4 @@
-"""A job's pods: gated, refused, unwanted, or not shown by the watch; repairs of NetworkPolicy and eviction budget."""
+"""A job's pods: gated, refused, unwanted, or not in the watch; repairs of NetworkPolicy and PodDisruptionBudget."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The choice of workers that a job gives back, and of probes: pods that ask an earlier pool for nodes again."""
+"""The choice of workers to give back, and of probes: extra pods that request nodes of an earlier pool again."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -76,7 +76,7 @@ def test_when_a_probe_came_first_and_took_the_place_the_one_who_comes_late_is_on
 
 
 def test_who_of_those_there_goes_may_be_for_the_coordinator_to_choose() -> None:
-    """A coordinator that chose the number of workers chooses who leaves; the operator deletes a pod without a node."""
+    """A coordinator that chose the number of workers picks who leaves; the operator deletes only pods without nodes."""
     placed = dict.fromkeys(("w0", "w1", "w2"), "spot")
     assert shrunk(placed, standby=["w2"])[1].worker == "w2"
     assert shrunk(placed, standby=["w2"], chosen=True) == [NONE]

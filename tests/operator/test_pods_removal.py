@@ -1,4 +1,4 @@
-"""The end of a job's workers: the deleted pods, and the time that workers get to exit."""
+"""The removal of a job's workers: the pods that the operator deletes, and its wait until workers exit."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ KEY = ("default", "tiny")
 
 
 class Deletions:
-    """An API server whose first answers to deletions are given: an error, or whether the pod existed; then True."""
+    """An API server that answers deletions with `answers` in turn (an error, or whether the pod existed), then True."""
 
     def __init__(self, *answers: bool | Exception) -> None:
         self.answers, self.names = list(answers), list[str]()

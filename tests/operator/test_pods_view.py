@@ -1,4 +1,4 @@
-"""One job's pods, as the operator has heard of them from the watch."""
+"""The operator's view of one job's pods: counts by node pool, the next pod's number, and ages."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Choice of node pools, the worker to give back, and prices."""
+"""Node pools: the choice of a pool for a pod, the choice of the worker to give back, and prices."""
 
 from decimal import Decimal
 

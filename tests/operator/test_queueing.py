@@ -32,7 +32,7 @@ MANAGED = {"kueue.x-k8s.io/managed": "true"}
 
 
 def pod(kind: str) -> dict[str, Any]:
-    """Return a pod. kind: its class: h high, l low, ? none; H, L or ! if Kueue has admitted the pod."""
+    """Return a pod. kind: its priority class (h: high, l: low, ?: none), or H, L or ! if Kueue has admitted the pod."""
     named = {"h": "high", "l": "low"}.get(kind.lower())
     gates = [] if kind in "HL!" else [GATE]
     return {"metadata": {"labels": {CLASS: named} if named else {}}, "spec": {"schedulingGates": gates}}

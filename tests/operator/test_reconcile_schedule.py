@@ -1,4 +1,4 @@
-"""The times at which a job is reconciled again."""
+"""The schedule of a job's reconciliations: retries, urgent and other changes, and the last one."""
 
 import math
 

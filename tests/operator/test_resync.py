@@ -1,4 +1,4 @@
-"""Resync: listings after an interrupted watch, and periodic ones."""
+"""The resync with the API server: periodic listings, and listings after an interrupted watch."""
 
 import asyncio
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from opsim_loop import VirtualLoop, virtual_time
 
 
 class Things:
-    """Objects of one kind, by UID. meanwhile: shown by a watch during a listing. failures: how many listings fail."""
+    """Objects' UIDs. there: existing. known: indexed. meanwhile: shown during a listing. failures: failed listings."""
 
     def __init__(self, there: set[str], known: set[str], failures: int = 0, meanwhile: Collection[str] = ()) -> None:
         self.there, self.known, self.failures, self.meanwhile = there, known, failures, meanwhile
@@ -33,7 +33,7 @@ class Things:
 
 
 def resynced(*things: Things, seconds: float, soon: float | None = None) -> tuple[str | None, str | None]:
-    """Run a resync for `seconds`, and return its `waiting` and `problem()`. soon: when `Resync.soon` is called."""
+    """Run a resync for `seconds`; return its `waiting` and `problem()`. soon: second of the call of `Resync.soon`."""
 
     async def play() -> tuple[str | None, str | None]:
         resync = Resync([Watched("things", one.forgettable, one.list) for one in things])

@@ -38,7 +38,7 @@ def state_of(running: Job) -> RolloutState:
 
 
 def obey(running: Job) -> None:
-    """Synchronize replicas and commit steps; end the workers that were released."""
+    """Synchronize replicas, commit steps, and end the released workers. Return early if the job does not run."""
     for _ in range(12):
         if running.runner.state.plan is None or running.runner.state.phase != "Running":
             return
@@ -68,7 +68,7 @@ async def training(begin: Callable[..., Job], place: Place, **spec: Any) -> Job:
 
 
 async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
-    """Reconcile `count` times, 2 s apart; return how many workers have joined after each. comes: new ones connect."""
+    """Reconcile `count` times, 2 s apart; return the number of workers after each. comes: new workers connect."""
     ready = []
     for _ in range(count):
         await running.reconciles(2.0, 1)

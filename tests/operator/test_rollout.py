@@ -1,4 +1,4 @@
-"""The decisions of a rollout: when each outdated worker is replaced by one of the newest template."""
+"""The decisions of a rollout: when the operator replaces each outdated worker, and when the rollout stalls."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -124,7 +124,7 @@ def test_what_gets_it_going_again(change: str) -> None:
 
 
 def test_the_time_in_which_nobody_waits_for_a_new_worker_does_not_count() -> None:
-    """READY_SECONDS include no time in which the rollout waits for something else, such as replicas after a loss."""
+    """Only time in which the rollout waits for a new worker counts towards READY_SECONDS, not a wait for replicas."""
     record = record_of(view(old(0), old(1)))
     for now in range(0, 10_000, 100):
         record = record_of(view(old(0), old(1), held=False), record, now)

@@ -1,4 +1,4 @@
-"""Signals of nodes and pods about a worker: every cloud's marks, and marks that are no notice."""
+"""Signals about a worker from its node and pod: every cloud's marks, and marks that are no signal."""
 
 from datetime import timedelta
 from email.utils import format_datetime
@@ -209,7 +209,7 @@ PREEMPTED = "WorkloadEvictedDueToPreempted"
 
 
 def preempted(**pod_of):
-    """Return a pod preempted by Kueue, which sets a condition of its own and deletes the pod as any user does."""
+    """Return a pod with the condition that Kueue sets when it preempts a pod."""
     return pod(target=PREEMPTED, target_at=at(-9), condition="TerminationTarget", **pod_of)
 
 

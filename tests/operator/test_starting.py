@@ -1,4 +1,4 @@
-"""Startup problems of workers that have not joined, gates, and the backoff before new requests."""
+"""Workers that have not joined: startup problems, scheduling gates, and the backoff before new requests."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

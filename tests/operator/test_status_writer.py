@@ -1,4 +1,4 @@
-"""Writes of a job's status whose answers are lost, and what a former operator's status tells."""
+"""Writes of a job's status without an answer, and the facts that an operator reads from an earlier one's status."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -43,7 +43,7 @@ async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monke
 
 
 def pod_of(job: str, name: str, uid: str) -> dict[str, Any]:
-    """Return a running worker's pod. job: the UID of its job."""
+    """Return the pod of a running worker. job: the UID of its job."""
     owner = {"kind": "BambooJob", "uid": job, "controller": True}
     labels = {"bamboo.dev/job-name": JOB[1]}
     metadata = {"name": name, "namespace": JOB[0], "uid": uid, "labels": labels, "ownerReferences": [owner]}

@@ -24,7 +24,7 @@ from operator_kit import GPU, JOB_UID, POOLS, SETTINGS, TEMPLATE, check_pod, job
 
 
 def restricted(pod):
-    """Check the pod by the restricted Pod Security Standard, as far as it concerns workers' pods."""
+    """Check the pod against the restricted Pod Security Standard, as far as it concerns workers' pods."""
     spec = pod["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

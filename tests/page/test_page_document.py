@@ -152,7 +152,7 @@ def test_a_job_that_is_over_shows_from_its_status() -> None:
 
 
 def test_after_a_restart_what_is_unknown_is_said() -> None:
-    """Until the workers are back, the page takes owners and progress from the status; the past stays unknown."""
+    """Until workers are back, the page shows owners and progress from the status; earlier events stay unknown."""
     status = written(training={"step": 300, "steps": 1000}, plan='{"pipelines":[["tiny-w0","tiny-w2"]]}')
     away = said(phase="Recovering", grid=(), workers=(), step=0)
     found = looked(look(written=status, status=away, record=JobTimeline(Time(WHEN))), WHEN)

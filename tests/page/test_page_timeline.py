@@ -1,4 +1,4 @@
-"""The timeline of a job's page."""
+"""The timeline of a job's page: its curves, marks and events, and their bounds."""
 
 import pytest
 

@@ -41,7 +41,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheels into a fresh environment that shares the dependencies, and return its folder of programs."""
+    """Install the wheels into a fresh environment with this one's dependencies, and return its folder of programs."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     programs = folder / "venv" / "bin"

@@ -1,4 +1,4 @@
-"""The index names every page; the commands and code that pages name exist. See `test_site.py` for links."""
+"""Checks that the docs' index names every page, and that commands and code in pages exist. Links: `test_site.py`."""
 
 import ast
 import re
@@ -58,7 +58,7 @@ PARENTS = {"bamboo_core": "core", "bamboo": "client", "bamboo_trainer": "trainer
 
 
 def named_code(page: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each file that a page names, with "", and again with each `function()` named after it in the same line."""
+    """Yield (file, "") for each file that a page names, and (file, name) for each `name()` after it in its line."""
     for line in page.read_text().splitlines():
         file: Path | None = None
         for span in re.findall(r"`([^`]+)`", line):

@@ -31,7 +31,7 @@ KILLED = Fault("Backward", Cell(0, 1), 6)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder with the page's files; scripts that shuffle get a job's order of samples."""
+    """Return a new current folder with the page's files; scripts that shuffle there get a job's order of samples."""
     for name, text in SHOWN.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -91,7 +91,7 @@ def losses(job: Job) -> list[float | None]:
     ("script", "pipelines", "bits"), [(trainer, 2, False), (lightning, 1, True), (torchtitan, 2, False)]
 )
 def test_a_script_and_its_job_have_the_same_losses(script: Script, pipelines: int, bits: bool, folder: Path) -> None:
-    """Losses are equal to the bit if both sum in the same order: without clipping, with one microbatch in a step."""
+    """Losses are bit-equal if script and job sum in the same order: without clipping, with one microbatch per step."""
     theirs = script(folder)
     calm, killed = job(script.__name__), job(script.__name__, KILLED, pipelines=pipelines)
     assert calm.finish is not None

@@ -56,7 +56,7 @@ OTHERS = {
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
-    """Yield a node's string constants, except those that something is compared with."""
+    """Yield the string constants in a node, except those in comparisons."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     for child in () if isinstance(node, ast.Compare) else ast.iter_child_nodes(node):
@@ -87,7 +87,7 @@ def reasons() -> tuple[set[str], set[str]]:
 
 
 def listed() -> list[str]:
-    """Return the texts in backticks at the beginning of the rows of the page's tables."""
+    """Return the texts in backticks in the first column of the page's tables."""
     rows = re.findall(r"^\| (`[^|]+?) \|", PAGE.read_text(), re.MULTILINE)
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 

@@ -1,4 +1,4 @@
-"""The two images, built, inspected, and run as the cluster would, and a user's image with a model on top of one."""
+"""The images of the operator and the trainer: content, rights and size. Also a user's image, based on the trainer's."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The descriptions of the images and of continuous integration, as far as they can be checked without a build."""
+"""The Dockerfile, the CI workflows and the targets of the Makefile, checked without building images."""
 
 import re
 import subprocess

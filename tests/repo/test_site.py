@@ -14,7 +14,7 @@ LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src")
 
 
 class Page(HTMLParser):
-    """A parser of a page, which collects in `loaded` the addresses that a browser loads for it."""
+    """An HTML parser, which collects in `loaded` the addresses that a browser loads for a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A coordinator's state changes in its turns alone, which import contracts cannot check."""
+"""Checks, beyond the import contracts, that only a coordinator's turns change its state."""
 
 import ast
 import dataclasses
@@ -21,7 +21,7 @@ def module_of(file: Path) -> str:
 
 
 def test_no_shell_writes_into_a_state() -> None:
-    """The operator and local runs pass events on, and only read a state."""
+    """The operator and local runs send events to the coordinator, and only read its state."""
     shells = [file for root in PRODUCT for file in root.rglob("*.py") if COORDINATOR not in file.parents]
     knowing = [file for file in shells if "bamboo_core.coordinator" in file.read_text()]
     assert len(knowing) > 20

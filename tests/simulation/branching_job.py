@@ -27,7 +27,7 @@ Kind = Callable[[Fault], Hashable]
 
 
 def of_name(fault: Fault) -> Hashable:
-    """Return a kill's group: the name and step of its instruction, for kills before it and after it alike."""
+    """Return a kill's kind: the name and step of its instruction, whether the kill is before or after it."""
     return fault.name, fault.step
 
 
@@ -88,7 +88,7 @@ class _Reader(BatchReader):
 
 
 class BranchingJob(Job):
-    """A job that `each_way` can fork."""
+    """A job that `each_way` runs once for each branch. answers: the judge's results, by branch."""
 
     judge: Judge | None = None  # of a job that has ended
     only: Hashable = None  # with a GPU: the branch to take

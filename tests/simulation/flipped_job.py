@@ -140,7 +140,7 @@ class FlippingStage(Stage):
 
 
 class FlippedJob(Job):
-    """A job in which a bit flips, once or every time. flipped: number of flips so far. struck: the flips' worker."""
+    """A job in which a bit flips, once or repeatedly. flipped: number of flips so far. struck: the flips' worker."""
 
     def __init__(self, document: dict[str, Any], flip: Flip, per_worker: int = 1) -> None:
         super().__init__(document, decide=FlippedJob.look, per_worker=per_worker)

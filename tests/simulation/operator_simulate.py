@@ -5,7 +5,7 @@
 
 --regression: repeats the disturbances of a scenario that failed once; with --seeds, "all" repeats each such scenario.
 --grids: the coordinator chooses the grid (stages and pipelines) of each job among all that its workers can run.
---queues: the job is in a queue of Kueue, whose manager is simulated; without effect on --regression.
+--queues: the job is in a queue of Kueue, whose manager is simulated; not allowed with --regression.
 --then: separates commands, which run one after the other in one process; each is printed before it runs, after a $.
 """
 

@@ -34,7 +34,7 @@ def pod_event(cluster: ClusterIndices, kind: str | None, pod: Object) -> None:
 
 
 def node_event(cluster: ClusterIndices, kind: str | None, node: Object) -> None:
-    """Apply a change of a node to the indices, and notify their listeners. kind: the event's type, such as DELETED."""
+    """Apply a node's event to the indices, and notify listeners if the node changed. kind: such as DELETED."""
     if kind == "DELETED":
         cluster.indexers.discard(kopf.Body(node))
         cluster.node_deleted(node["metadata"]["name"])

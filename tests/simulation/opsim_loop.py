@@ -1,4 +1,4 @@
-"""asyncio in virtual time: the clock jumps to the next planned callback, and nothing waits."""
+"""An asyncio event loop in virtual time: its clock jumps to the next scheduled callback instead of waiting."""
 
 import asyncio
 import math
@@ -32,7 +32,7 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time. grid: if not 0, callbacks run only at multiples of this number of seconds."""
+    """An event loop in virtual time. grid: timers run only at multiples of this number of seconds; 0: at any time."""
 
     def __init__(self, grid: float) -> None:
         self._jumping, self._grid, self._calls = _Jumping(), grid, count()
@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """The clock of simulated workers (sim_clock.Clock), on a virtual loop."""
+    """A clock for simulated workers that schedules on a virtual loop; it replaces sim_clock.Clock."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -72,7 +72,7 @@ class LoopClock:
 
 @contextmanager
 def virtual_time(loop: VirtualLoop) -> Iterator[None]:
-    """Make the operator's clocks read the loop's virtual time."""
+    """Patch `time` and the operator's clocks to return the loop's virtual time while the context lasts."""
 
     class Date(datetime):
         @classmethod

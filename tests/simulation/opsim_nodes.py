@@ -1,4 +1,4 @@
-"""The machines of a simulated cluster: a scheduler that makes a node for each pod, kubelets, and losses of nodes."""
+"""The nodes of a simulated cluster: a scheduler that makes one for each pod, kubelets, and losses of nodes."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +16,7 @@ TAINT = {"key": "aws-node-termination-handler/spot-itn", "value": "", "effect": 
 
 
 class Process(Protocol):
-    """A worker's process. A negative exit code names a signal."""
+    """A worker's process. Its exit code is negative after a signal, and None if its node was lost."""
 
     alive: bool
 
@@ -28,7 +28,7 @@ class Process(Protocol):
 class Nodes:
     """The scheduler and all kubelets.
 
-    start: called to start the worker process of a pod. full: pools without free nodes. room: the most nodes at a time.
+    start: starts a pod's worker process. full: names of pools without free nodes. room: the most nodes in use at once.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Nodes:
         return self._node(pod) is not None and pod["spec"]["nodeName"] not in self._dead
 
     def take(self, pod: Object, seconds: float, stays: bool) -> None:
-        """Taint the pod's node for `seconds`, then remove the taint (`stays`) or the node. Skip a tainted node."""
+        """Taint the pod's node, and remove the taint (`stays`) or the node after `seconds`. Ignore a tainted node."""
         node = self._node(pod)
         if node is None or node["spec"].get("taints"):
             return

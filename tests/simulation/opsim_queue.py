@@ -26,7 +26,7 @@ CLASSES = {"needed": 10, "growth": 1}
 
 
 class SimQueue:
-    """A Kueue queue. away: Kueue is down; without its webhook new pods are refused, and its manager does nothing."""
+    """A Kueue queue. quota: in pods. away: whether Kueue is down: new pods are then refused, and none is admitted."""
 
     def __init__(self, simulation: "OperatorSimulation", quota: int) -> None:
         self._simulation = simulation
@@ -69,7 +69,7 @@ class SimQueue:
         self.manager.log.clear()
 
     def judge(self) -> None:
-        """Check that quota is not exceeded, and that at most a pipeline's pods and one more wait to grow the job."""
+        """Fail the run if the quota is exceeded, or if more than one pipeline's pods plus one wait to grow the job."""
         simulation = self._simulation
         pods = simulation.living_pods()
         if (used := self.manager.used(pods)) > self.manager.quota:
@@ -87,7 +87,7 @@ class SimQueue:
         return sum(not holds_quota(pod) for pod in self._simulation.living_pods())
 
     def forget(self, pod: Object) -> None:
-        """Delete the pod's Workload, so that Kueue deletes the pod, even a gated one."""
+        """Delete a pod as Kueue does when the pod's Workload is deleted, even if the pod is gated."""
         stop = Stop(pod, "WorkloadDeleted", "Workload is deleted")
         pod["status"]["conditions"] = [
             *(pod["status"].get("conditions") or []),

@@ -1,4 +1,4 @@
-"""Scenarios of the operator's simulation as plain data: a seed's job, with drawn disturbances or REGRESSIONS."""
+"""Scenarios of the operator's simulation: a job drawn by its seed, with drawn disturbances or one of REGRESSIONS."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from sim_arithmetic import Arithmetic
 
 
 class DisturbanceKind(StrEnum):
-    """A kind of disturbance. weight: its weight among kinds drawn alone, not as a combination of TOGETHER."""
+    """A kind of disturbance. weight: its relative frequency among disturbances drawn singly, not from TOGETHER."""
 
     weight: int
 
@@ -72,7 +72,7 @@ LONG_SECONDS = 900.0  # in which no worker reaches the operator, at most; longer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """A disturbance of a simulated job: its kind, when it begins (virtual seconds), and two numbers for its kind."""
+    """A disturbance of a simulated job. at: when it begins, in virtual seconds since the start of the run."""
 
     kind: DisturbanceKind
     at: float
@@ -174,7 +174,7 @@ def scenario(seed: int, *, chooses: bool = False, queued: bool = False) -> Clust
 
 
 def _disturbances(rng: random.Random, kinds: Sequence[DisturbanceKind]) -> tuple[Disturbance, ...]:
-    """Draw a run's disturbances before SPAN_SECONDS, in order: single ones of `kinds`, and combinations of TOGETHER."""
+    """Draw disturbances that begin before SPAN_SECONDS, in order: some of `kinds` and some combinations of TOGETHER."""
     disturbances: list[Disturbance] = []
     at = rng.uniform(0.0, 30.0)
     for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8))):

@@ -59,7 +59,7 @@ class Watch:
             self._show(kind, thing)
 
     def interrupt(self, seconds: float) -> None:
-        """Miss all changes for `seconds`, then list all objects."""
+        """Turn the watch off if it is on, and list all objects after `seconds`."""
         if self.listening:
             self.listening = False
             self._loop.call_later(seconds, self.list, self._connection)
@@ -80,8 +80,8 @@ class Watch:
 class Server:
     """A simulated API server: the objects of a cluster, and the requests about them.
 
-    room: the number of pods that a quota allows. changed: called with changes of pods, nodes and jobs, and with budgets
-    that are written. called: called first with method and path of each request to change anything but a status.
+    room: the most pods that a quota allows. changed: called with each change of pods, nodes and jobs, and with budgets
+    that are written. called: called with method and path before each request but GETs, status writes and token reviews.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Server:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """Answer a request late. Raises RemoteError if it is refused, or at random before or after its effect."""
+        """Answer a request with delays. Raises RemoteError if it is refused, or randomly before or after its effect."""
         if self._called and method != "GET" and not place.endswith(("/status", "/tokenreviews")):
             self._called(method, place)
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
@@ -178,9 +178,7 @@ class Server:
         return body
 
     def _revision(self, method: str, name: str | None, body: Object | None, query: Mapping[str, str]) -> Object:
-        """Answer a request about ControllerRevisions. Revisions of deleted jobs may still exist, as before garbage
-        collection.
-        """
+        """Handle a request about ControllerRevisions. They outlive their job, since no garbage collector runs here."""
         if method == "GET":
             uid = query["labelSelector"].partition("=")[2]
             return {"items": [r for r in self.revisions.values() if r["metadata"]["labels"][LABEL_JOB_UID] == uid]}

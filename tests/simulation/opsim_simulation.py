@@ -126,7 +126,7 @@ class OperatorSimulation:
             await self.stop_operator()
 
     async def _watch(self, seconds: float) -> None:
-        """Wait and judge the queue. Raises Failure if a running job has an operator but no coordinator for too long."""
+        """Wait, and check the queue. Raises Failure if an operator runs no coordinator of a job for ALONE_SECONDS."""
         end, since = self.loop.time() + seconds, self.loop.time()
         while self.loop.time() < end:
             await asyncio.sleep(1.0)
@@ -152,7 +152,7 @@ class OperatorSimulation:
             await asyncio.sleep(1.0)
 
     def _at_rest(self) -> str | None:
-        """Return in words what differs from the job's spec or is under way; None if there is nothing, or it is over."""
+        """Describe what differs from the job's spec or is under way; return None if nothing does or the job is over."""
         if self._over() is None:
             return None
         runner, living = self.runner, self.living_pods()
@@ -184,9 +184,7 @@ class OperatorSimulation:
         return "; ".join(wrong) or None
 
     def _allowed_pipelines(self, spec: JobSpec) -> range:
-        """Return the numbers of pipelines that a job whose workers all train may have: the maximum, or any number up to
-        the maximum if the coordinator chooses the grid.
-        """
+        """Return the numbers of pipelines allowed at rest: the maximum, or any up to it if the coordinator chooses."""
         most = most_pipelines(spec)
         return range(1 if self.scenario.chooses else most, most + 1)
 

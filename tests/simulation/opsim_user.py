@@ -95,7 +95,7 @@ class User:
     # the job
 
     def edit(self, change: Callable[[Object], None]) -> None:
-        """Change the job's spec, if there is a job. An edit that changes nothing makes no new generation."""
+        """Change the spec of the job, if the job exists. Raise metadata.generation only if the spec differs."""
         if not self._there():
             return
         job = self._simulation.job
@@ -160,7 +160,7 @@ class User:
         )
 
     def _finalize(self, job: Object, until: float, later: float) -> None:
-        """Remove the job when its pods are gone (by force after the time `until`), and recreate it `later` s after."""
+        """Remove the job once it has no pods; after the time `until`, remove them. Then recreate it after `later` s."""
         left = self._simulation.pods_of(job)
         for pod in left if self._loop.time() > until else ():
             self._simulation.server.remove("pods", pod)
@@ -282,7 +282,7 @@ class User:
                 simulation.kubelets.take(pod, 10 + disturbance.seconds, stays=disturbance.kind is DisturbanceKind.MARK)
 
     def _is_free(self, pod: Object) -> bool:
-        """Return whether the pod's worker never had a plan, and a coordinator runs that does not know the worker."""
+        """Return whether the pod's worker never had a plan and is unknown to the coordinator, which must be running."""
         node, runner = self._simulation.workers.nodes.get(pod["metadata"]["uid"]), self._simulation.runner
         trained = node is not None and node.engine is not None and node.engine.components is not None
         return runner is not None and pod["metadata"]["name"] not in runner.state.workers and not trained

@@ -96,8 +96,8 @@ class DoorChannel(Channel):
 class Workers:
     """The workers of one job.
 
-    checks: invariants of their reports. work: relative work of each layer, if layer times are measured. broken: called
-    with the text of an exception that the product raised.
+    checks: invariants of their reports. slowdown: a factor on the time of all work but layers. work: relative work of
+    each layer. broken: called with the text of an exception that the product raised.
     """
 
     def __init__(

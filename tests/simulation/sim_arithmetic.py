@@ -1,9 +1,9 @@
 """The computation of a simulated job, on exact integers, and an oracle that returns the expected result.
 
-What a layer computes is a hash of all that went into it, so a contribution that is lost, doubled, stale or of another
-microbatch changes all that follows. Within a group of microbatches the gradient's accumulation depends on the order
-(g = g * FACTOR + h mod PRIME). Groups, and the stages of a tied parameter, are summed in float32 as in the product:
-the sum of one group is exact, but sums over several groups are rounded, so the order of the additions shows.
+A layer's result is a hash of all its inputs, so a contribution that is lost, doubled, stale or from another microbatch
+changes every later result. Within a group, the accumulated gradient depends on the order of the microbatches:
+g = (g * FACTOR + h) mod PRIME. Sums over groups, and over the layers that share a parameter, are in float32 as in the
+product. One group's sum is exact; sums over several groups are rounded, so they depend on the order of the additions.
 """
 
 import math
@@ -120,7 +120,7 @@ class Arithmetic:
         return hash((state, 6, version, norm, *(int(g) for g in gradient)))
 
     def remembered(self, told: int, loss: float | None) -> int:
-        """Return the number that decisions remember after a step. told: the previous one. loss: None if not finite."""
+        """Return the memory of the task's decisions after a step. told: the memory before. loss: None if not finite."""
         return hash((10, told, loss or 0.0)) % 1_000_003
 
     def digest(self, state: int, version: int) -> str:
@@ -199,8 +199,8 @@ class Oracle:
         return list(product(range(self.arithmetic.layers), range(self.arithmetic.microbatches)))
 
     def _rounded_sum(self, groups: Sequence[Sequence[int]], *, whole: bool = False) -> list[int]:
-        """Return each element's sum over groups, added as a binary tree and rounded to float32 at each node. Halves
-        are nearly equal if `whole`; else the left one has the largest power of two below the number of groups.
+        """Return each element's sum over groups, added as a binary tree and rounded to float32 at each node. A node's
+        left part has the largest power of two below its number of groups, or, at the root if `whole`, half of them.
         """
         if len(groups) == 1:
             return list(groups[0])

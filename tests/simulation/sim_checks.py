@@ -59,7 +59,7 @@ class Checks:
                 raise Violation(f"two different plans of epoch {plan.epoch} are obeyed")
 
     def agreed(self, node: "Node", living: Callable[[str], bool]) -> None:
-        """Check that a living worker's commits equal those that other living workers of the job know for each step."""
+        """Check that a living worker knows the same commit of each step as the other living workers of the job."""
         parts = node.engine.components if node.engine else None
         if parts is None:
             return
@@ -211,7 +211,7 @@ def _spared(job: "Simulation") -> bool:
 
 
 def _avoidable(job: "Simulation") -> str | None:
-    """Return a problem if an unrecoverable job still had a checkpoint, or copies or states of all layers; else None."""
+    """Return the problem of an unrecoverable job that could go on from a checkpoint or workers' states; else None."""
     usable_checkpoints = [one for one in job.store.committed if one not in job.store.damaged]
     if usable_checkpoints and job.scenario.checkpoints:
         return f"Unrecoverable, though there are the checkpoints {usable_checkpoints}: {job.finish}"

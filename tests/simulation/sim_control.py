@@ -1,7 +1,7 @@
-"""The control channel of one simulated worker, with the behaviour of `bamboo_core.control.client` and the server.
+"""The control channel of one simulated worker, with the behaviour of `bamboo_core.control.client` and `.server`.
 
-Messages keep their order. While the channel is cut, the worker's messages wait. Messages on their way at the cut, and
-the coordinator's until it notices, are lost (`lossy`) or arrive; then it drops its messages until a reconnection.
+Messages keep their order. While the channel is cut, the worker keeps its messages, and the coordinator drops its own as
+soon as it has noticed the cut. Messages on their way by then are lost if the channel is `lossy`; otherwise they arrive.
 """
 
 import random

@@ -83,8 +83,8 @@ class Fault:
 class Scenario:
     """A job and its faults.
 
-    care: which faults wait. 0: none. 1: deadly ones, while there is no coordinator, they would take the last known copy
-    of a stage, or a plan after a loss is not applied everywhere. 2: all but harmless ones, until the job has recovered.
+    care: which faults wait. 0: none. 1: deadly faults wait while no coordinator runs, while a stage would lose its last
+    known copy, or until all workers apply the plan after a loss. 2: all but harmless ones, until the job has recovered.
     """
 
     seed: int
@@ -240,7 +240,7 @@ def _with_value(job: Scenario) -> Scenario:
 def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:
     """End the job early. Half of the faults strike the step that the early stop gives up, or the step before.
 
-    In two of three jobs an evaluation ends the job, in the others a decision; half of the others evaluate nothing.
+    An evaluation ends two of three jobs, a decision the others. Half of the jobs with a decision evaluate nothing.
     """
     a = job.arithmetic
     every = rng.choice([n for n in range(1, a.steps + 1) if a.steps % n == 0])
@@ -280,7 +280,7 @@ def _with_stragglers(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_measured_layers(job: Scenario, rng: random.Random) -> Scenario:
-    """Make a job long enough for grids to be compared by layer times, and spread half of its faults over all steps."""
+    """Make a job so long that the coordinator compares grids by layer times, and spread half of its faults over it."""
     a, steps = job.arithmetic, rng.randint(30, 45)
     stages = min(a.stages, 4)
     pipelines = a.pipelines if stages * a.pipelines <= 6 else 1
@@ -307,7 +307,7 @@ def _with_measured_layers(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_measured_stages(job: Scenario, rng: random.Random) -> Scenario:
-    """Make a job long enough for numbers of pipelines to be compared, and spread half of its faults over all steps."""
+    """Make a job so long that the coordinator compares numbers of pipelines, and spread half of its faults over it."""
     steps = job.arithmetic.steps + 20
     faults = [replace(f, step=rng.randint(0, steps)) if rng.random() < 0.5 else f for f in job.faults]
     work = tuple(rng.choice((1.0, 1.0, 3.0)) for _ in range(job.arithmetic.layers))
@@ -329,8 +329,8 @@ def _slow(rng: random.Random, fault: Fault, early: bool) -> Fault:
 
 
 def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
-    """Make several pipelines, with one stage in at least half of the jobs. Move half of the kills at an instruction or
-    frame to those by which workers share a lost cell, or to a forward or backward.
+    """Give the job several pipelines, of one stage in at least half of the jobs. Let half of the kills at an
+    instruction or frame strike where workers share a lost cell, or at a forward or backward.
     """
     a, pipelines = job.arithmetic, rng.choice((2, 3, 3, 4, 4, 5))
     stages = min(a.stages, rng.choice((1, 1, 2, 3)))
@@ -375,7 +375,7 @@ def _at_portion(rng: random.Random, fault: Fault) -> Fault:
 
 
 def _with_split_backwards(job: Scenario, rng: random.Random) -> Scenario:
-    """Split backwards into two parts, and let kills at a forward or backward strike a backward or a part of one."""
+    """Use the schedule ZBH1, which splits backwards into two parts, and apply `_at_parts` to the faults."""
     return replace(job, schedule="ZBH1", faults=tuple(_at_parts(rng, fault) for fault in job.faults))
 
 
@@ -428,7 +428,7 @@ def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_nodes(job: Scenario, rng: random.Random) -> Scenario:
-    """Put several workers on each node; most kills and notices strike all of them in the same instant."""
+    """Put several workers on each node; most kills and notices strike all workers of a node in the same instant."""
     careful = rng.random() < 0.5
     faults = []
     for fault in job.faults:
@@ -472,7 +472,7 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Ari
 
 
 def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
-    """Draw the skipped steps: none in seven of ten jobs, else up to three in a row, and one that may be among them."""
+    """Draw the skipped steps: none in seven of ten jobs, else one to three in a row and one at a random place."""
     if chance.random() > 0.3:
         return frozenset()
     first = chance.randrange(steps)
@@ -551,7 +551,7 @@ def _faults(rng: random.Random, a: Arithmetic, restarts: bool, checkpoints: bool
 
 
 def _while_layers_travel(rng: random.Random, fault: Fault) -> Fault:
-    """Let half of the kills at an instruction or a frame strike at a frame with layers or a request for them."""
+    """Return the fault; half of the kills at an instruction or frame move to frames that bring or request layers."""
     if fault.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) and rng.random() < 0.5:
         name = rng.choice(("LAYER", "LAYER", "LAYERS_WANTED"))
         return replace(fault, what=FaultKind.KILL_SENDING, name=name, step=0, chained=False)

@@ -41,7 +41,7 @@ class SimHistoryFiles(HistoryFiles):
 
 
 def kept_by(data: Mapping[str, bytes], name: str) -> Cursor:
-    """Return the saved cursor of the callback `name`, which includes its state."""
+    """Return the saved cursor of the callback `name`; the cursor holds the callback's state."""
     return msgspec.json.decode(data[f"callback-{name}.json"], type=Cursor)
 
 

@@ -341,7 +341,7 @@ class Simulation:
         self.coordinate(WorkerLost(node.name, f"exit code {code}", code))
 
     def broken(self, node: Node | None, error: Exception) -> None:
-        """Fail the run because of an exception of the product."""
+        """Fail the run because a worker, or the coordinator if `node` is None, raised an exception."""
         import traceback
 
         frames = traceback.extract_tb(error.__traceback__)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """The result of a simulated run."""
+    """The result of a simulated run, with its problem, if any."""
 
     seed: int
     kind: str  # how the run ended, for statistics
@@ -37,7 +37,7 @@ def seeds_of(arguments: argparse.Namespace) -> range:
 
 
 def spare_the_collector() -> None:
-    """Leave imported modules out of garbage collections, which engines run as they drop states; run few others."""
+    """Exclude imported modules from garbage collections, which engines run when they drop states; run few others."""
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
 

@@ -1,9 +1,8 @@
-"""The data plane of the simulation, with the behaviour of the TCP transport: a simplex link per sender, receiver and
-lane.
+"""The simulated network, with the behaviour of the TCP transport: a simplex link per sender, receiver and lane.
 
 A link keeps order; links are independent. A new link keeps frames until it stands or fails; a broken link drops them.
-Frames are copied when they arrive, so a write to a tensor after it was sent shows. When a sender dies, a random number
-of its frames on their way still arrive.
+Frames are copied only when they arrive, so a write to a tensor on its way changes what arrives. When a sender dies, a
+random number of its frames on their way still arrive.
 """
 
 import random
@@ -70,7 +69,7 @@ class End:
         return link is not None and bool(link.queue or link.flying)
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
-        """Fence off all workers but these; see `Transport`."""
+        """Close the links to and from all workers but these; see `Transport`."""
         self.network.fence(self, frozenset(peers))
 
     def close(self, flush_seconds: float) -> None:
@@ -183,8 +182,8 @@ class Network:
     # breaking
 
     def _break(self, link: Link, seen: tuple[float, float], kept: int | None = None) -> None:
-        """Break a link. seen: seconds until sender and receiver notice. kept: number of frames on their way that still
-        arrive when the sender has closed the link; None: it has not, and all of them are lost.
+        """Break a standing link. seen: seconds until sender and receiver notice. kept: if the sender has closed the
+        link, the number of frames on their way that still arrive; None: the link broke, and all of them are lost.
         """
         if link.state != "standing":
             return
@@ -253,7 +252,7 @@ class Network:
             self._attempt(link)
 
     def cut(self, sender: WorkerId, receiver: WorkerId, lanes: tuple[Lane, ...], seconds: float) -> None:
-        """Break these lanes' links from sender to receiver, losing their frames, and allow none for `seconds`."""
+        """Break these lanes' links from sender to receiver, with all frames lost. Allow no new links for `seconds`."""
         for lane in lanes:
             self.cuts[(sender, receiver, lane)] = self.clock.now + seconds
             end = self.ends.get(sender)

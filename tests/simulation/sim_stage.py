@@ -132,7 +132,7 @@ class StandInValues:
         """Do nothing: the values are in host memory."""
 
     def ends(self, evaluation: Mapping[str, float]) -> EarlyStop | None:
-        """Return the early stop that the oracle expects at this state; None if training goes on."""
+        """Return the early stop that `arithmetic` demands at this state; None if training goes on."""
         if self.arithmetic.left_out == 0 or self.version != self.arithmetic.steps:
             return None
         if self.arithmetic.by_decision:
@@ -210,7 +210,7 @@ class StandInValues:
 
 
 class StandIn:
-    """A stand-in for a Stage. spend: called with a layer and its work's time, in multiples of its forward's."""
+    """A stand-in for a Stage. spend: called with each layer that runs and its time in multiples of a forward."""
 
     def __init__(self, values: StandInValues, spend: Callable[[int, float], None] = _at_once) -> None:
         self.values, self._a, self._oracle, self._spend = values, values.arithmetic, values.oracle, spend

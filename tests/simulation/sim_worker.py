@@ -106,7 +106,7 @@ class SimCopy:
 
 
 class SimCopies(AtOnce):
-    """The host copies of a device. Each is ready after a while, and then wakes its worker."""
+    """The host copies of a device. Each is ready after a random delay, and then wakes its worker."""
 
     def __init__(self, node: "Node") -> None:
         super().__init__()
@@ -121,14 +121,14 @@ class SimCopies(AtOnce):
 
 
 class Late:
-    """The end of a worker's delay before it answers a report request."""
+    """An inbox item: the delay before a late worker answers a report request is over."""
 
 
 class Node:
     """A worker's process.
 
-    slow: a factor on the time of layers, where the job says how long they take; speed: on the time of all other work.
-    late: seconds before it answers a report request. spent: seconds of layers' work in this turn, which its clock adds.
+    slow: a factor on the time of layers, if `work` sets that time. speed: a factor on the time of all other work. late:
+    seconds before it answers a report request. spent: seconds of layers' work in this turn, added to its clock.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Node:
         self.around.ended(self, code)
 
     def heartbeat(self) -> protocol.Heartbeat:
-        """Return the heartbeat, which comes from another thread than the worker's loop."""
+        """Return the heartbeat. It needs no turn, since a real worker sends it from another thread than its loop."""
         busy = 0.0 if self.stuck_at is None else self.around.clock.now - self.stuck_at
         step, times = 0, None
         if self.engine:

@@ -6,7 +6,7 @@
 
 Each kind of scenario has a flag; flags can be combined.
 --record: writes a line for each seed, with a hash of its events (every frame that is sent, every instruction and
-message but heartbeats, with their times). A change that must not change the behaviour leaves the file unchanged.
+message but heartbeats, with their times). A refactoring must leave the file unchanged.
 """
 
 import argparse

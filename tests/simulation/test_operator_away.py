@@ -34,7 +34,7 @@ SOON = some([0.05])  # not slow: before the operator has done anything about the
 
 
 def job_of(seed: int, *, steps: int = 40, **changes: Any) -> ClusterScenario:
-    """Return a job of two stages without periodic checkpoints; a step takes a few seconds. changes: to the scenario."""
+    """Return a scenario with two stages, steps of a few seconds and no periodic checkpoints. changes: to its fields."""
     made = scenario(seed)
     arithmetic = replace(made.arithmetic, stages=2, pipelines=1, steps=steps, sizes=(1,) * 6, groups=2)
     still = {"pools": (), "most": 1, "standby": 0, "disturbances": (), "slowdown": 60.0}
@@ -92,7 +92,7 @@ class Away(OperatorSimulation):
             self.made.append(thing["metadata"]["name"])
 
     def _look(self, node: Node) -> None:
-        """After a worker's turn, record the first step of its plan, if it is new, and its newest committed step."""
+        """Record, after a worker's turn, the first step of its plan, if that is new, and its newest committed step."""
         parts = node.engine.components if node.engine else None
         if parts is None or not node.alive:
             return
@@ -299,7 +299,7 @@ def test_an_edit_is_followed_whenever_the_operator_ends(kill_at: float) -> None:
 
 @pytest.mark.parametrize("kill_at", SOON)
 def test_workers_are_replaced_one_after_the_other_whenever_the_operator_ends(kill_at: float) -> None:
-    """All workers get the new image, as one of the run's checks, `_at_rest`, requires."""
+    """The run fails in `_at_rest` unless all workers get the new image."""
     assert TrainsOn(job_of(7, steps=80), new_image, kill_at, followed=lambda _: None).run().problem is None
 
 

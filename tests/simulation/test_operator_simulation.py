@@ -43,7 +43,7 @@ def said(printed: list[str]) -> Mapping[str, str]:
 
 
 def check(printed: str, runs: int, times: int = 1) -> None:
-    """Check that `times` lines report `runs` runs of which none failed."""
+    """Check that exactly `times` lines report `runs` runs without a failed one."""
     ends = re.findall(rf"^{runs} runs?, .*, 0 failed $", printed.replace("\r", "\n"), re.MULTILINE)
     assert len(ends) == times, printed
 

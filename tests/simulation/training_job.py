@@ -104,7 +104,7 @@ class Node:
 
 
 class MemoryStore:
-    """A store in memory of layers' files, as workers write them, and of committed checkpoints."""
+    """A checkpoint store in memory: layers' files, encoded as workers write them, and the committed checkpoints."""
 
     def __init__(self) -> None:
         self.files: dict[tuple[CheckpointId, int], bytes] = {}
@@ -216,9 +216,9 @@ class Job(PlayedJob):
     """One simulated job.
 
     decide: called before every turn; may kill workers or give them notice. capacity: the most workers alive at once;
-    further requests wait. store: the checkpoint store; None: a new one. devices: names; they take the stages by turns.
+    further requests wait. store: the checkpoint store; None: a new one. devices: names; stages use them in turn.
     copies: makes a worker's host copies on the CPU. per_worker: devices of a worker, each with a part of its stage;
-    None: the manifest's. layer_seconds: reported per layer; None: measured. task: replaces that of a user's entrypoint.
+    None: the manifest's. layer_seconds: reported per layer; None: measured. task: used instead of a user's entrypoint.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import trustme
 
 
 def issue(folder: Path) -> list[str]:
-    """Write a certificate for 127.0.0.1, its key and its new CA to files, and return the operator's flags for them."""
+    """Write a new CA and its certificate for 127.0.0.1, with the key, to `folder`; return the operator's TLS flags."""
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")
     mine.cert_chain_pems[0].write_to_path(folder / "tls.crt")

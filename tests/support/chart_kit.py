@@ -1,4 +1,4 @@
-"""Sets of values for the Helm chart, fixtures that render it, look-ups in the objects, and a worker's pod."""
+"""Kit for tests of the Helm chart: values, fixtures that render the chart, and look-ups in the rendered objects."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """A Helm release of Bamboo's chart on a test cluster.
 
 A cluster whose nodes are processes has no Services and no DNS. By default the operator therefore serves its workers at
-a loopback address of its own, and metrics and health, which the kubelet probes, at its pod's address.
+a loopback address of its own. It serves metrics and health at its pod's address.
 """
 
 import base64
@@ -24,7 +24,7 @@ GONE_SECONDS = 120  # owned objects go a little later than their owners
 
 
 class Release:
-    """A Helm release. major: Helm's major version. values: of installs and upgrades; None: ones for local processes."""
+    """A Helm release. major: Helm's major version. values: the chart's values; None or {}: values for process nodes."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Release:
         return {name: base64.b64decode(value) for name, value in found["data"].items()}
 
     def pod(self) -> Json:
-        """Return the operator's only pod."""
+        """Return the operator's pod. Raises ValueError unless exactly one exists."""
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
         (found,) = self.api.get(pods, labelSelector=f"app.kubernetes.io/instance={self.name}")["items"]
         pod: Json = found
@@ -97,7 +97,7 @@ class Release:
         return [found for selector in selectors for found in labelled(self.api, selector)]
 
     def until_gone(self, allowed: Callable[[str], bool] = lambda _: False) -> None:
-        """Wait until `leftovers` has only the two Secrets that the chart keeps, and names that `allowed` accepts."""
+        """Wait until its objects are gone, except two Secrets that the chart keeps and names that `allowed` accepts."""
         kept = {f"Secret {self.namespace}/{self.full_name}-{suffix}" for suffix in ("ca", "key")}
 
         def left() -> list[str]:

@@ -72,7 +72,7 @@ class Killed(BaseException):
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """An in-memory file system. faults: fault names by operation number (0, ...), or a function (number, operation)."""
+    """An in-memory file system with faults. faults: name by operation number from 0, or (number, operation) -> name."""
 
     cachable = False
 

@@ -57,7 +57,7 @@ def written(world: World, checkpoint: CheckpointId, *layers: int) -> None:
 
 
 def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
-    """Train to `step`, let the root begin a checkpoint and all holders report checksums; return the checkpoint's id."""
+    """Train to `step`; the root begins a checkpoint and all holders report checksums. Return the checkpoint's ID."""
     train(world, step - 1)
     checkpoint = CheckpointId(step=step, id=id)
     world.commit((world.state.checkpoints.number, checkpoint))
@@ -66,7 +66,7 @@ def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 
 def tell_sums(world: World, version: int) -> None:
-    """Let all holders of each stage report the checksum of its state at `version`, the same for all."""
+    """Let all `certain_holders` of each stage report equal checksums of the stage's state at `version`."""
     for stage, holders in enumerate(world.state.certain_holders(world.plan)):
         for worker in holders:
             world.tell(Received(worker, StateSums(stage=stage, version=version, sums={"w": "0" * 16})))
@@ -82,7 +82,7 @@ def save(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 
 def finished(world: World) -> None:
-    """Let the owner of each cell report that it has finished the training, with equal checksums everywhere."""
+    """Let all holders report equal checksums of the last step, and each cell's owner report that it has finished."""
     tell_sums(world, world.spec.training.steps)
     for cell in world.plan.cells():
         message = protocol.CellFinished(cell=cell, digest="0" * 64)
@@ -106,9 +106,9 @@ def started(checkpoint: CheckpointId, **found: Any) -> World:
 
 
 def gone_back(*, skipped: bool = False) -> tuple[World, str]:
-    """Return a world that went from step 13 back to its checkpoint of step 8, and the worker that reads the store.
+    """Return a world that went from step 13 back to its checkpoint of step 8, and the worker that searched the store.
 
-    skipped: step 13 left the model unchanged.
+    skipped: whether step 13 left the model unchanged.
     """
     world = made(3)
     kept = save(world)

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol, for the page's tests and screenshots."""
+"""A headless Chromium, driven through the DevTools protocol, for tests and screenshots of the web page."""
 
 import asyncio
 import base64
@@ -145,7 +145,7 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, expression: str, seconds: float = 30) -> Any:
-        """Wait until the expression is true, on this page or the next one; return its value. Raises AssertionError."""
+        """Wait until a JavaScript expression is true, here or on a later page; return it. Raises AssertionError."""
         deadline = time.monotonic() + seconds
         while not (value := await self._value_if_here(expression)):
             if time.monotonic() > deadline:
@@ -165,7 +165,7 @@ class Tab:
         return str(await self.value(f"document.querySelector({selector!r}).innerText"))
 
     async def tree(self) -> list[tuple[str, str]]:
-        """Return (role, name) of each node in the accessibility tree, without those that screen readers ignore."""
+        """Return (role, name) of each node in the accessibility tree that screen readers do not ignore."""
         nodes = (await self.call("Accessibility.getFullAXTree"))["nodes"]
         return [
             (node.get("role", {}).get("value", ""), str(node.get("name", {}).get("value", "")))
@@ -189,7 +189,7 @@ class Tab:
 
 @contextlib.contextmanager
 def started() -> Iterator[str]:
-    """Run Chromium, which must be installed, with a new profile, and yield its DevTools address (ws://...)."""
+    """Run Chromium with a new profile; yield its DevTools address (ws://...). Raises AssertionError if that fails."""
     program = chromium()
     assert program is not None, MISSING
     with tempfile.TemporaryDirectory(prefix="bamboo-chromium-", ignore_cleanup_errors=True) as profile:

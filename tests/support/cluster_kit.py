@@ -1,8 +1,8 @@
 """pytest plugin with a Kubernetes cluster: put pytest_plugins = ["cluster_kit"] into a test module.
 
-Without KUBECONFIG in the environment the plugin starts one test cluster for all tests, and stops it after the last of
-them, since an idle API server takes processor time, too. With KUBECONFIG tests use that cluster; tests that need more
-than a real cluster offers must skip themselves.
+Without KUBECONFIG in the environment, the plugin starts one test cluster for all tests, and stops it after the last of
+them, since an idle API server takes processor time, too. With KUBECONFIG, tests use that cluster. Tests that need a
+method that only the test cluster offers must then skip themselves.
 """
 
 import os
@@ -28,7 +28,7 @@ STARTED = pytest.StashKey[Cluster]()
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
     """Build Kubernetes before the first test with a cluster, outside of the test's time limit.
 
-    Only the process of `make test` that runs these tests waits for the build. After the last of them, stop the cluster.
+    Only the process of `make test` that runs these tests waits for the build. When they are done, stop the cluster.
     """
     if "cluster" in getattr(item, "fixturenames", ()):
         _build(item.config)
@@ -103,7 +103,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Add to the report of a failed test with a `namespace` the logs of its pods and of the cluster's components."""
+    """Add the logs of a test's pods and of the cluster's components to its report, if it fails and uses `namespace`."""
     report = yield
     arguments = getattr(item, "funcargs", {})
     if report.when == "call" and report.failed and "namespace" in arguments:

@@ -28,7 +28,7 @@ def compiled_cache() -> Iterator[None]:
 
 
 def _name_torch_alike(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Give torch's folder one name for all environments with this version.
+    """Give torch's folder the same path in all environments with this version of torch.
 
     torch's cache finds compiled code by the compiler's command, which contains that folder.
     """

@@ -1,4 +1,4 @@
-"""Manifests on which parser and CRD must agree: rules between fields, edits, and any valid manifest."""
+"""Manifests on which the parser and the CRD must agree: rules between fields, edits, and random valid manifests."""
 
 import re
 from collections.abc import Mapping
@@ -279,7 +279,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], most: int) -> None:
-    """Change `topology` and `elastic` in place until they fit the rules between fields. most: the most pipelines."""
+    """Change `topology` and `elastic` in place to fit the rules between fields. most: maximum number of pipelines."""
     if topology.get("split") is not None:
         topology["stages"] = draw(st.sampled_from([len(topology["split"]), None]))
     stages = len(topology.get("split") or ()) or topology.get("stages")
@@ -301,7 +301,7 @@ def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], m
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
-    """In place, limit `devices` above 1 to the layers of a split's smallest stage; set GPU requests to `devices`."""
+    """Limit `devices`, unless 1 or unset, to the layers of a split's smallest stage; set `nvidia.com/gpu` to it."""
     if worker.get("devices") in (None, 1):
         return
     fewest = min(topology.get("split") or (worker["devices"],))

@@ -1,6 +1,6 @@
-"""The BambooJob CRD, applied as by an API server: defaults, structural schema, list-map keys and CEL rules.
+"""A simulated API server for the BambooJob CRD: defaults, structural schema, list-map keys and CEL rules.
 
-Like the parser, it is stricter than a server: it refuses unknown fields, which servers drop, and 1.0 as an integer.
+Like the parser, it is stricter than a real one: it refuses unknown fields, which servers drop, and 1.0 as an integer.
 """
 
 import re
@@ -84,7 +84,7 @@ def defaulted(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusals(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
-    """Return a server's reasons not to create the document, or not to replace the document `old` by it; [] if none."""
+    """Return an API server's reasons to refuse the document, as new or in place of `old`; [] if it has none."""
     new, wrong = _stored(document)
     if (new.get("apiVersion"), new.get("kind")) != _HEAD:
         return [f"expected {_HEAD}"]
@@ -162,7 +162,7 @@ def _is_integer(_: Any, value: Any) -> bool:
 
 
 def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[ValidationError]:
-    """Check a text against a pattern, which must be ^...$; as in RE2, the $ is the very end of the text."""
+    """Yield an error if a text breaks the pattern, which must be ^...$. As in RE2, $ matches only the very end."""
     if isinstance(value, str) and not re.fullmatch(pattern[1:-1], value, re.ASCII):
         yield ValidationError(f"{value!r} does not match {pattern}")
 

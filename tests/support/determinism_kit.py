@@ -12,7 +12,7 @@ def between(layer) -> object:
 
 
 class Late(nn.Module):
-    """A layer that calls `act(layer)`, which changes its state, in forward number `at` only (from 1)."""
+    """A layer that changes its own state in one forward call, by `act(layer)`. at: the number of that call, from 1."""
 
     def __init__(self, act, at: int) -> None:
         super().__init__()

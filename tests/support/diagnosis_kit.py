@@ -1,4 +1,4 @@
-"""The facts about a faultless cluster for `diagnosis`, and builders of objects with which to change them."""
+"""Facts about a faultless cluster for tests of `diagnosis`, and builders of objects to replace these facts."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ def lease(renewed: str = "2026-05-04T11:59:55.000000Z") -> Json:
 
 
 def node(name: str, *taints: Json, ready: bool = True, allocatable: Json | None = None) -> Json:
-    """Return a Node object without labels, which the pool of spec()'s usual job does not select."""
+    """Return a Node object without labels, so that the node pool of `spec()` does not select it."""
     return {
         "metadata": {"name": name, "labels": {}},
         "spec": {"taints": list(taints)},
@@ -46,7 +46,7 @@ def node(name: str, *taints: Json, ready: bool = True, allocatable: Json | None 
 
 
 def spot_node(name: str, *taints: Json, **more: Any) -> Json:
-    """Return a spot node of Karpenter."""
+    """Return a Node object with Karpenter's label of spot nodes."""
     made = node(name, *taints, **more)
     made["metadata"]["labels"]["karpenter.sh/capacity-type"] = "spot"
     return made
@@ -77,7 +77,7 @@ WELL = ClusterFacts(
 
 
 def found(**changes: Any) -> tuple[Finding, ...]:
-    """Return the findings for a faultless cluster in which these facts are changed."""
+    """Return the findings for a faultless cluster with changed facts. changes: fields of `ClusterFacts`."""
     return diagnosis(replace(WELL, **changes), NOW)
 
 

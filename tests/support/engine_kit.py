@@ -38,8 +38,8 @@ class NoFiles:
 
 
 class OneEngine:
-    """One worker's engine. now: its clock. said: messages to the coordinator. did: (name, cell, microbatch) of finished
-    instructions; work() first clears it. net: sent frames.
+    """One worker's engine. now: its clock, in seconds. said: messages to the coordinator. did: (name, cell, microbatch)
+    of finished instructions since the last work() began. net: sent frames.
     """
 
     def __init__(self, worker: str, plan: Plan | None = THREE, devices: int = 1) -> None:

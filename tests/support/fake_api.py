@@ -1,4 +1,4 @@
-"""A fake API server's objects, and its refusals."""
+"""A fake Kubernetes API: objects in memory, and refusals as `ApiError`."""
 
 import copy
 from typing import Any
@@ -9,18 +9,18 @@ Object = dict[str, Any]
 
 
 class FakeApi:
-    """Objects by kind and name. Each `put` gives a new resourceVersion; create, read and replace return copies."""
+    """A store of objects by kind and name. `put` sets a new resourceVersion; create, read and replace return copies."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Object]] = {}
         self._version = 0
 
     def all(self, kind: str) -> dict[str, Object]:
-        """Return the stored objects by name; the test may change them in place."""
+        """Return the stored objects of a kind by name; the test may change them in place."""
         return self._kept.setdefault(kind, {})
 
     def put(self, kind: str, thing: Object) -> Object:
-        """Store the object, new or not, and return the stored copy."""
+        """Store a copy of the object, in place of an older one with its name, and return the copy."""
         self._version += 1
         kept = copy.deepcopy(thing)
         kept["metadata"]["resourceVersion"] = str(self._version)

@@ -1,4 +1,4 @@
-"""Plain modules, and comparisons of split modules with the originals."""
+"""Plain torch modules, and comparisons of modules split into layers with the originals."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -69,7 +69,7 @@ def load_state(layers: list[nn.Module], state: Mapping[str, Tensor]) -> None:
 
 
 def check_gradients(layers: list[nn.Module], model: nn.Module) -> None:
-    """Check that each gradient of the model is close to the layers'. Parameters of the model may lack gradients."""
+    """Check that the layers' gradients are close to the model's. Skip parameters of the model without a gradient."""
     ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -77,7 +77,7 @@ def check_gradients(layers: list[nn.Module], model: nn.Module) -> None:
 
 
 def whole(task: Task, make: Callable[[], nn.Module]) -> tuple[list[nn.Module], nn.Module]:
-    """Return the task's layers, and the unsplit model with their values."""
+    """Return the task's layers, and the unsplit model with the layers' state."""
     layers, model = layers_of(task), make()
     model.load_state_dict(state_of(layers))
     return layers, model

@@ -28,7 +28,7 @@ JOB = ("team", "job")
 
 
 def token(pod: str = "job-w0", uid: str = "u0", namespace: str = "team", salt: str = "") -> str:
-    """Return a JWT with a pod's ServiceAccount claims and a made-up signature. salt: any text that makes it differ."""
+    """Return a JWT with a pod's ServiceAccount claims and a made-up signature. salt: text that makes tokens differ."""
     claims = {"aud": ["bamboo.dev"], "kubernetes.io": {"namespace": namespace, "pod": {"name": pod, "uid": uid}}}
     return ".".join(_part(part) for part in ({"alg": "RS256", "salt": salt}, claims, {}))
 
@@ -38,7 +38,7 @@ def _part(value: Any) -> str:
 
 
 class ApiServer:
-    """A fake API server that reviews tokens: it accepts those in `good`, and counts reviews. most: the most at once."""
+    """A fake API server that accepts the tokens in `good`. asked: number of reviews. most: the most at one time."""
 
     def __init__(self) -> None:
         self.good: dict[str, PodIdentity] = {}
@@ -94,7 +94,7 @@ class House:
 
     @contextlib.asynccontextmanager
     async def greeted(self, name: str = "job-w0") -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Yield a channel after a Hello of `name` with job-w0's token, which the API server accepts."""
+        """Connect with a valid token of job-w0, send a Hello of the worker `name`, and yield the WebSocket."""
         self.server.good[token()] = PodIdentity("team", "job-w0", "u0")
         headers = {"Authorization": f"Bearer {token()}"}
         async with (
@@ -122,7 +122,7 @@ def beat() -> Heartbeat:
 
 
 async def talk(place: House, said: str, authority: str = "") -> list[Message]:
-    """Connect as a real worker does, with token `said`; send Stop if it joins; return the messages that it received."""
+    """Connect a worker's real client with token `said`; if it joins, send it Stop. Return the messages it received."""
     heard: list[Message] = []
     hello = Hello(worker="job-w0", host="h", port=1)
     control = Control(place.url + workers_path(JOB), lambda: said, lambda: hello, beat, heard.append, authority)

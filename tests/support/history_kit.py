@@ -1,4 +1,4 @@
-"""Records of a history as workers write them, a folder with some, and the output of `bamboo history`."""
+"""History records as workers write them, a run's folder with a history, and the output of `bamboo history`."""
 
 import pytest
 from typer.testing import CliRunner
@@ -30,8 +30,8 @@ def shown(*words, code=0):
 
 @pytest.fixture
 def kept(tmp_path):
-    """Write the history of a job that went back from step 5 to 3, and return the run's folder. The second root wrote
-    step 2, with another loss, and the first event again.
+    """Write the history of a job that went back from step 5 to 3, and return the run's folder. The second root repeats
+    the first event, and step 2 with another loss.
     """
     files = HistoryFiles(str(tmp_path / "run" / "history" / "job"))
     files.write(HistoryFile(1, 1, 0), [event(1, 1001.5), *map(step, range(1, 4))])

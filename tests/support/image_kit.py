@@ -159,7 +159,7 @@ def images() -> Images:
 
 
 def _base(store: Store) -> str:
-    """Return the name of the Dockerfile's PYTHON_IMAGE for tests: Debian and Python, built once. Raises Unavailable."""
+    """Return the name of the base image (Debian, Python), built if missing. Raises Unavailable if debootstrap fails."""
     recipe = repr((SUITE, BASE_PACKAGES, UNNEEDED))
     tag = f"localhost/bamboo-base:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if store.has(tag):

@@ -1,4 +1,4 @@
-"""Jobs as the operator sees them, and look-ups in the samples of the metrics that it exposes."""
+"""Jobs and checkpoint counts as the operator sees them, and functions that read its metrics page."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -44,7 +44,7 @@ def exposed(page: MetricsPage) -> str:
 
 
 def values(page: MetricsPage, metric: Metric) -> dict[tuple[str, ...], float]:
-    """Return a metric's values by the values of its labels, without namespace and job; for a histogram, its counts."""
+    """Return a metric's samples (a histogram's observation counts) by its label values, except namespace and job."""
     name = f"{metric.name}_count" if metric.kind is MetricKind.HISTOGRAM else metric.name
     own = [label for label in metric.labels if label not in ("namespace", "job")]
     samples = [sample for family in page.families() for sample in family.samples if sample.name == name]
@@ -57,7 +57,7 @@ LIVE = said()
 def look(
     written: object = None, facts: StatusFacts | None = None, status: Status | None = LIVE, spec: JobSpec | None = None
 ) -> OperatedJob:
-    """Return a job as the operator sees it. written: its status in the API; status: the coordinator's."""
+    """Return a job as the operator sees it. written: its status in the API. status: the coordinator's, if one runs."""
     spec = spec or job(nodePools=POOLS)
     facts = facts or StatusFacts(
         now=NOW,

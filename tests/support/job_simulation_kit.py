@@ -1,4 +1,4 @@
-"""Small manifests, profiles and plans for jobs in virtual time."""
+"""Manifests, profiles, plans and node traces of small jobs, and their simulation in virtual time."""
 
 import json
 from typing import Any
@@ -76,8 +76,8 @@ def plan_of(job: JobSpec, layers: int) -> Plan:
 
 
 def job(stages: int = 3, pipelines: int | None = 1, devices: int = 1, **more: Any) -> JobRun:
-    """Return a job with one layer, 10 ms forward and 20 ms backward, for each device of a pipeline. By default a step
-    takes 0.247 s. pipelines: None if the coordinator chooses.
+    """Return a job to simulate, in which each device of a pipeline runs one layer: 10 ms forward and 20 ms backward per
+    microbatch. By default a step takes 0.247 s. pipelines: None if the coordinator chooses.
     """
     document = manifest(stages, pipelines, 6, worker={"devices": devices}, **more)
     model = profile(stages * devices, NETWORK, forward=0.01, backward=0.02)

@@ -41,12 +41,12 @@ def recurrent() -> nn.Module:
 
 
 def sequences(*layers: Callable[[], nn.Module], vocabulary: int = 50) -> Task:
-    """Return a task with an embedding of token ids, to [BATCH, LENGTH, WIDTH], followed by these layers."""
+    """Return a task that embeds token ids [BATCH, LENGTH] to [BATCH, LENGTH, WIDTH], and then runs `layers`."""
     samples = torch.zeros(20, LENGTH, dtype=torch.long)
     dataset = TensorDataset((samples,), (samples,))
     return small_task(layers=(lambda: nn.Embedding(vocabulary, WIDTH), *layers), dataset=dataset)
 
 
 def products(inner: int, outer: int) -> int:
-    """Return the floating-point operations of a linear layer on all positions of a batch, forward and backward."""
+    """Count the floating-point operations of a linear layer, forward and backward, on BATCH * LENGTH vectors."""
     return 3 * 2 * BATCH * LENGTH * inner * outer

@@ -24,12 +24,12 @@ def step(number: int, attempt: int = 1, **more) -> StepRecord:
 
 
 def evaluated(number: int, **metrics) -> EvaluationRecord:
-    """Return the record of the metrics that were evaluated after step `number`."""
+    """Return the record of an evaluation after step `number`. metrics: the results, by name."""
     return EvaluationRecord(attempt=1, step=number, time=100.5 + number, metrics=metrics)
 
 
 class Kept:
-    """A logger that keeps records. mood: "fails", "hangs" (until `go_on`), "closes badly"; "" for a sound one."""
+    """A logger that keeps its records. mood: "fails", "hangs" (until `go_on` is set), "closes badly", or "" (works)."""
 
     def __init__(self) -> None:
         self.given: list[Record] = []
@@ -92,7 +92,7 @@ class Followed(HistoryKeeper):
 
 
 def named(*loggers, **more):
-    """Return the loggers of a small task. loggers: the manifest's `training.loggers`. more: fields of the task."""
+    """Return the functions that create a small job's loggers. loggers: `training.loggers`. more: fields of the task."""
     document = bamboojob(
         task={"entrypoint": "m:build"}, training=training(1, 2, 1, loggers=list(loggers)), topology={"stages": 1}
     )

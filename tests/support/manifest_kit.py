@@ -65,7 +65,7 @@ def bamboojob(name: str = "test", *, namespace: str | None = None, **spec: Any) 
 
 
 def training(steps: int, batch: int, micro: int, **more: Any) -> dict[str, Any]:
-    """Return the section `training`. batch, micro: samples of a step and of a microbatch."""
+    """Return a manifest's section `training`. batch, micro: samples of a step and of a microbatch."""
     return {"steps": steps, "globalBatchSize": batch, "microBatchSize": micro, **more}
 
 
@@ -87,7 +87,7 @@ def minimal() -> dict[str, Any]:
 
 
 def gpu_pools(*gpus: int | None) -> list[dict[str, Any]]:
-    """Return up to three node pools, a to c. gpus: the number that each pool's template requests; None: no template."""
+    """Return up to three node pools, a to c. gpus: GPUs that each pool's template requests; None for no template."""
     pools: list[dict[str, Any]] = []
     for name, number in zip("abc", gpus, strict=False):
         trainer = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": number}}}

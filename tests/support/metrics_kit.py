@@ -20,7 +20,7 @@ SOMETIMES = {
 
 
 def declared(prefix: str) -> dict[str, Metric]:
-    """Return the metrics with this prefix, by the names of their families."""
+    """Return the catalog's metrics whose names begin with `prefix`, by family name."""
     return {_family(metric): metric for metric in EVERY_METRIC if metric.name.startswith(prefix)}
 
 
@@ -29,9 +29,9 @@ def _family(metric: Metric) -> str:
 
 
 def check_page(prefix: str, text: str, *, complete: bool) -> None:
-    """Check names, kinds, help texts and labels of an exported page.
+    """Check the names, kinds, help texts and labels of the metrics on an exported page against the catalog.
 
-    prefix: of its metrics' names. complete: whether all metrics must be present, except those of SOMETIMES.
+    prefix: the start of the metrics' names. complete: all metrics with that prefix must be present, except SOMETIMES.
     """
     known = declared(prefix)
     found = [family for family in text_string_to_metric_families(text) if not family.name.startswith(STANDARD)]

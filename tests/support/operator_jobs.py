@@ -44,7 +44,7 @@ def claimed(cluster: Cluster, namespace: str) -> str:
 
 
 def folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:
-    """Return the folder on this machine that holds the volume of `claimed`."""
+    """Return the folder on this machine that holds the volume of the claim that `claimed` has created."""
     volume = cluster.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/kept")["spec"]["volumeName"]
     return Path(cluster.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
 
@@ -62,7 +62,7 @@ def undisturbed(document: Json) -> TrainingJob:
 
 
 def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, **spec: Any) -> Json:
-    """Return a job of two stages, which starts fast. steps: None for an endless job."""
+    """Return a job of two stages, which starts fast. steps: None for an endless job. gpus: GPUs of each worker."""
     found = manifest(name, steps or ENDLESS, standby, **{"topology": {"stages": 2}, **spec})
     if gpus != 1:
         found["spec"]["worker"]["resources"]["limits"]["nvidia.com/gpu"] = gpus
@@ -70,7 +70,7 @@ def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, 
 
 
 def endless(document: Json) -> Json:
-    """Return the job with ENDLESS steps, few of them a second: at full speed it would slow down what a test waits for.
+    """Return the job with ENDLESS slow steps. At full speed, the job would slow down the rest of the test.
 
     Its workers must run on this machine, since they import this checkout's modules.
     """
@@ -89,7 +89,7 @@ def wrapped(document: Json, command: list[str]) -> Json:
 def slowed(document: Json, folder: Path, seconds: float = 1.0) -> tuple[Json, Path]:
     """Return the job with steps of about `seconds` each, and the file whose removal ends the delays.
 
-    Its workers must run on this machine, since they see that file and import this checkout's modules.
+    Its workers must run on this machine, since they need that file and this checkout's modules.
     """
     mark = folder / "pace" / "slow"
     mark.parent.mkdir()

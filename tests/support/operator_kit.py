@@ -34,7 +34,7 @@ def at(seconds: float) -> str:
 
 
 def job(name: str = "tiny", **spec: Any) -> JobSpec:
-    """Return the smallest job with these fields changed."""
+    """Return the job of the smallest manifest, with these fields of its spec added or replaced."""
     return parse_manifest(bamboojob(name, **(minimal()["spec"] | spec)))
 
 
@@ -69,7 +69,7 @@ def pod(
     init: Mapping[str, Any] | None = None,
     **status: Any,
 ) -> dict[str, Any]:
-    """Return a worker's pod. target: why `condition` holds. ended, init: how trainer and init container terminated."""
+    """Return a worker's pod. target: the reason of `condition`, if it holds. ended, init: how the containers ended."""
     metadata: dict[str, Any] = {"name": "tiny-w3"}
     if deleted:
         metadata |= {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace}
@@ -134,7 +134,7 @@ def takeover(**facts: Any) -> Takeover:
 
 
 def viewed(spec: JobSpec, status: BambooJobStatus | None = None, live: Status | None = None) -> JobView:
-    """Return the view of a job on a cluster. status: as in the API. live: the coordinator's, if it runs."""
+    """Return the view of a job on a cluster. status: its status in the API. live: the coordinator's, if one runs."""
     metadata = Metadata(name=spec.name, namespace=spec.namespace)
     return JobView(metadata=metadata, spec=spec, status=status or BambooJobStatus(), live=live)
 
@@ -148,7 +148,7 @@ def checkpoints(
     repeated_seconds: float = 0.0,
     **values: Any,
 ) -> CheckpointSummary:
-    """Return a summary of a job's checkpoints. step, age (seconds): of the newest one. restores: after a lost stage."""
+    """Return a summary of checkpoints. step, age (seconds): of the newest. restores: the number after lost stages."""
     counts = CheckpointCounts(
         restores={RestoreCause.STAGE_LOST: restores}, repeated=repeated, repeated_seconds=repeated_seconds
     )
@@ -220,7 +220,7 @@ def render(spec=None, number=3, where=None, settings=SETTINGS, **worker):
 def stored(
     number: int = 0, *, node: str = "", phase: str = "Running", where: NodePool | None = None, **metadata: Any
 ) -> dict[str, Any]:
-    """Return worker `number`'s pod as an API server stores it; its UID is p and the number, unless given."""
+    """Return worker `number`'s pod as an API server stores it. metadata: more fields; `uid` is p<number> by default."""
     made: dict[str, Any] = render(number=number, where=where)
     made["metadata"] |= {"uid": f"p{number}", **metadata}
     made["spec"] |= {"nodeName": node} if node else {}
@@ -235,7 +235,7 @@ POOLS = [None, *(pool(preset, capacity) for preset in Preset for capacity in Cap
 
 
 class Heard:
-    """A listener that records the changes of pods and nodes that a job hears of."""
+    """A listener that records the changes of a job's pods, and the deletions of their nodes, as (change, pod name)."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []

@@ -32,7 +32,7 @@ JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
 
 def install(cluster: Cluster) -> None:
-    """Create the CRD (without rules on an old server), operator namespace and rights if missing; wait for the CRD."""
+    """Create the CRD (without CEL rules on an old server), namespace and rights if missing; wait for the CRD."""
     crd = yaml.safe_load((ROOT / "crds" / "bamboojob.yaml").read_text())
     if cluster.minor < OLDEST_SUPPORTED:
         strip_rules(crd)
@@ -74,8 +74,8 @@ def stand_in(cluster: Cluster, namespace: str, name: str) -> str:
 
 
 class Operator:
-    """An operator process, which starts at once. kill() and start() act as a crash or an upgrade, with the same key and
-    address.
+    """An operator process, which the constructor starts. kill() and start() simulate a crash or an upgrade: the key and
+    the address stay the same.
 
     Its Lease is in the namespace that it watches; an operator made by another() waits for that Lease.
     """
@@ -96,9 +96,7 @@ class Operator:
         self.start()
 
     def another(self, identity: str) -> "Operator":
-        """Return an operator, not started, that acts as a Deployment's second pod, with the same key and workers'
-        port.
-        """
+        """Return a second operator, not started, like a Deployment's second pod: same key, workers' port and Lease."""
         other = copy.copy(self)
         other.identity, other.process = identity, None
         other.log = self._folder / f"{identity}.log"
@@ -151,7 +149,7 @@ class Operator:
 
 
 class Job:
-    """A BambooJob on the cluster, as a user sees it."""
+    """A BambooJob on the cluster, which the constructor creates. All calls use the API, as a user does."""
 
     def __init__(self, api: Client, namespace: str, manifest: Mapping[str, Any]) -> None:
         self.api, self.namespace, self.name = api, namespace, str(manifest["metadata"]["name"])
@@ -226,7 +224,7 @@ def _valid(status: Json) -> Json:
 
 
 def owners(status: Json) -> list[str]:
-    """Return the owners of the first pipeline's stages, in order, by the plan in the job's status."""
+    """Return the owners of the first pipeline's stages, in order, from the plan in the job's status."""
     row: list[str] = json.loads(status["plan"])["pipelines"][0]
     return row
 

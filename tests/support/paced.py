@@ -1,4 +1,4 @@
-"""A task whose data come slowly while a file exists, so that a test has time on a machine of any speed."""
+"""A task whose data come slowly while a file exists, so that a test can act in time on any machine."""
 
 import time
 from collections.abc import Mapping, Sequence

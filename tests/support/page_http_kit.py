@@ -24,7 +24,7 @@ def authorized(token: str) -> dict[str, str]:
 
 
 class Reviewer:
-    """A fake reviewer. Tokens: GOOD may get the job, OTHER may not, WORKER has the audience of workers."""
+    """A fake reviewer of tokens and access: GOOD may get jobs, OTHER may not, WORKER has the workers' audience."""
 
     def __init__(self) -> None:
         self.tokens: list[str] = []

@@ -1,4 +1,4 @@
-"""Jobs' documents as a browser receives them, and statuses for them."""
+"""Documents of job pages as a browser receives them, job statuses, and a clock."""
 
 from typing import Any
 

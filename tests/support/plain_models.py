@@ -16,7 +16,7 @@ WIDTH, WORDS, LENGTH = 8, 11, 6
 
 
 def chain() -> nn.Module:
-    """Return a Sequential model, of which two modules write to their inputs."""
+    """Return a Sequential model, [samples, LENGTH] to [samples, WORDS], with two modules that write to their inputs."""
     return nn.Sequential(
         nn.Unflatten(1, (1, LENGTH)),
         nn.Conv1d(1, 4, 3, padding=1),
@@ -36,7 +36,7 @@ class State:
 
 
 class DictBlock(nn.Module):
-    """A block that takes keyword arguments, a dictionary, None and a dataclass, and returns a dictionary."""
+    """A block that takes a dataclass and, as keywords, a tensor and a dictionary with None; it returns a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,8 +51,8 @@ class DictBlock(nn.Module):
 
 
 class Dictionaries(nn.Module):
-    """A model with a mask for all blocks, a trained table for the second half, a head tied to the embedding, and after
-    each block a sum with a residual: half of the embedding's output times a norm of the block's output.
+    """A model whose blocks all get one mask, and the second half of them a trained table. Its head is tied to the
+    embedding. After each block it adds half of the embedding's output times a norm of the block's output.
     """
 
     def __init__(self) -> None:

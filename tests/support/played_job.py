@@ -1,4 +1,4 @@
-"""A job whose coordinator a test drives: the coordinator's state, and the job's end; None while it runs."""
+"""The base class of jobs whose coordinator a test drives. `finish` is None while the job runs."""
 
 from bamboo_core.coordinator.events import Finish, Outcome
 from bamboo_core.coordinator.state import CoordinatorState

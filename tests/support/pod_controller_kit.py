@@ -1,4 +1,4 @@
-"""A job's coordinator and pod controller at a fake API server, whose pods run no processes."""
+"""A job's coordinator and pod controller with a fake API server, whose pods run no processes."""
 
 import asyncio
 import contextlib
@@ -241,7 +241,7 @@ class Job:
         await asyncio.sleep(2 * TICK_SECONDS)
 
     def hear(self, worker: str, *messages: Message, plan: Plan | None = None) -> None:
-        """Let the worker join and send messages."""
+        """Let the worker join, with `plan` as the newest plan that it knows, and send messages."""
         self.runner.handle(WorkerJoined(Hello(worker=worker, host="10.0.0.1", port=1, plan=plan)))
         for message in messages:
             self.runner.handle(Received(worker, message))

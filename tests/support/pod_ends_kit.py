@@ -15,7 +15,7 @@ SLOW_FAREWELL = "trap 'sleep 3; exit 0' TERM; echo up; while :; do sleep 0.1; do
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEnd:
-    """A pod that ends without being deleted, and the signal expected then. container, spec: further manifest fields."""
+    """A pod that ends without being deleted. source, message, code: expected signal. container, spec: more fields."""
 
     name: str
     script: str

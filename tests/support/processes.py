@@ -1,4 +1,4 @@
-"""A job with real worker processes, with faults inside the workers or signals from outside."""
+"""A job with real worker processes, which a test disturbs by faults inside the workers or by signals."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ Decide = Callable[["Processes"], None]
 
 
 class Processes(PlayedJob):
-    """A job with real worker processes. main: their program. decide: called after each event until the job ends."""
+    """A job with real worker processes. main: their program, "module:function". decide: called after each event."""
 
     def __init__(
         self, manifest: Mapping[str, Any], folder: Path, *, main: str | None = None, decide: Decide = lambda job: None
@@ -142,7 +142,7 @@ def run_slowly(
     since: int,
     until: Callable[[Processes], bool],
 ) -> Processes:
-    """Train slowly from step `since` until `until` is true, so that `decide` acts before the end on any machine."""
+    """Train slowly from step `since` until `until` returns True, so that `decide` acts in time on any machine."""
     mark = folder / "slow"
     mark.touch()
     monkeypatch.setenv("PYTHONPATH", TASK_PATH, prepend=os.pathsep)
@@ -162,7 +162,7 @@ def run_with_faults(
     *faults: tuple[str, int, int, int, int, int],
     seconds: float = 100.0,
 ) -> Processes:
-    """Run a job with faults (instruction, pipeline, stage, step, microbatch, signal), each of which has to strike."""
+    """Run a job with faults (instruction, pipeline, stage, step, microbatch, signal); check that each one strikes."""
     marks = folder / "marks"
     marks.mkdir()
     monkeypatch.setenv(faulty_worker.ENVIRONMENT, json.dumps({"marks": str(marks), "faults": faults}))

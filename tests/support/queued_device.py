@@ -47,10 +47,10 @@ class QueuedCopy:
 
 @dataclass
 class QueuedHost:
-    """The host that a worker's devices share.
+    """The host that a worker's devices share. Times are seconds of the virtual clock.
 
-    held: until when the host waits. waits: number of its waits. made: when each tensor that was handed over exists.
-    latest: number of the device that got work last.
+    held: the end of the host's newest wait. waits: number of its waits. made: by handed-over tensor, when its values
+    exist. latest: number of the device that got work last.
     """
 
     clock: Callable[[], float]
@@ -200,7 +200,7 @@ class QueuedStage(Stage):
 class QueuedJob(Job):
     """A job whose workers have devices with queues.
 
-    at: when the host began or finished each instruction. speeds: by stage, in place of `speed`. per_worker: devices.
+    at: when the host began or finished each instruction. speeds: by stage; others have `speed`. per_worker: devices.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The training of a job in one process in plain PyTorch, with which distributed results are compared."""
+"""Reference training: a job in one process in plain PyTorch, for comparisons with distributed results."""
 
 import math
 from dataclasses import dataclass
@@ -29,9 +29,8 @@ from bamboo_trainer.training import TrainingConfig, loss_unit
 
 
 def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
-    """Train until `steps` or a decision to stop; return each step's mean loss and the state by "layers.<layer>.<name>".
-
-    The task's decisions get losses, gradient norms and `skipped`, but neither metrics nor evaluations.
+    """Train for `steps` steps, or until a decision of the task stops the training. Return each step's mean loss, and
+    the state by "layers.<layer>.<name>". The decisions get neither metrics nor evaluations.
     """
     layers = [build_layer(task, config.seed, i) for i in range(len(task.layers))]
     firsts = tie(dict(enumerate(layers)), tied_groups(task), task, config.seed)
@@ -95,14 +94,14 @@ def _scaler(config: TrainingConfig) -> torch.amp.GradScaler:
 
 
 class _OneStep:
-    """An optimizer whose step() a GradScaler can call."""
+    """An adapter by which a GradScaler calls one step of a ScheduledOptimizer."""
 
     def __init__(self, optimizer: ScheduledOptimizer, version: int) -> None:
         self._optimizer, self._version = optimizer, version
         self.param_groups = optimizer.inner.param_groups if optimizer.inner else []
 
     def step(self) -> None:
-        """Step with gradients that have the parameters' dtype, as optimizers require."""
+        """Step with gradients cast to the parameters' dtype, as optimizers require, and drop the gradients."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         for parameter in parameters:
             gradient, parameter.grad = parameter.grad, None

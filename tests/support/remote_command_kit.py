@@ -52,7 +52,7 @@ class Fake:
 
 
 def type_in(folder: Path, fake: Fake, *arguments: str) -> tuple[int, str, str, list[Asked]]:
-    """Run `bamboo` with these arguments, FILE as MANIFEST's path; return exit code, stdout, stderr, requests."""
+    """Run `bamboo` with these arguments; "FILE" becomes MANIFEST's path. Return exit code, stdout, stderr, requests."""
     with server(fake) as (url, asked):
         path = kubeconfig(folder / "config", url, {"token": "t"})
         manifest = folder / "job.yaml"

@@ -24,7 +24,7 @@ def planned(stages: int, pipelines: int, replicas: int, zones: str) -> Plan:
 
 
 def in_two_parts() -> Plan:
-    """Return a plan in which w0 owns two stages and w1 replicates both. With two devices they are one stage's parts."""
+    """Return a plan in which w0 owns and w1 replicates two stages (one stage's parts, if workers have two devices)."""
     return msgspec.structs.replace(
         planned(1, 1, 1, "a"),
         stages=((0, 1), (1, 3)),
@@ -36,7 +36,7 @@ def in_two_parts() -> Plan:
 def view(plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool = True, **given: Any) -> PlanningView:
     """Return a coordinator's view of the plan in force.
 
-    dead: lost workers. more: number of spare ones (n0, n1, ...). synced: all replicas are in step. given: other fields.
+    dead: lost workers. more: number of spare workers (n0, ...). synced: all replicas are in step. given: other fields.
     """
     live = {p.worker: p for p in plan.workers if p.worker not in dead}
     live |= {f"n{i}": peer(f"n{i}") for i in range(more)}
@@ -52,7 +52,7 @@ def view(plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool 
 
 
 def after_loss(plan: Plan, dead: set[str]) -> Any:
-    """Return the plan after the loss of these workers, with all replicas in sync; StageLost if a cell has no holder."""
+    """Return the result of `takeover` (plan, StageLost or None) after these losses, with all replicas in sync."""
     return takeover(view(plan, dead=dead, redundancy=RedundancySpec(replicas=3).on(1)))
 
 
@@ -71,7 +71,7 @@ def training(microbatches: int) -> TrainingSpec:
 
 
 def level_holders(plan: Plan, synced: Synced, cell: Cell) -> set[WorkerId]:
-    """Return the workers with the cell's newest state: its owner, replicas in sync, and other pipelines' owners."""
+    """Return the workers with the cell's newest state: its replicas in sync and the stage's owners in all pipelines."""
     others = (plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines))
     replicas = (w for w in plan.at(cell).replicas if (cell, w) in synced)
     return {plan.at(cell).owner, *others, *replicas}

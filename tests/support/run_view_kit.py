@@ -47,7 +47,7 @@ STATUS = Status(
 
 
 def drawn(status: Status, *events: Emit, width: int = 120, height: int = 200, page: str = "") -> str:
-    """Return the terminal view's text of a run that began 90 seconds ago. events: one in each second from then on."""
+    """Return the terminal view of a run that began 90 seconds ago, as text. events: one per second since that time."""
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
     began = NOW - timedelta(seconds=90)
     told = tuple(

@@ -98,7 +98,7 @@ SHARING: dict[str, Callable[[], Layers]] = {f.__name__: f for f in (made_before,
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return a task. config: sharing: a key of SHARING, or "frozen"."""
+    """Return a task whose layers share modules. config: `sharing`, a key of SHARING or "frozen"."""
     words = torch.arange(24) * 7 % WORDS
     return Task(
         layers=(SHARING | {"frozen": frozen})[config["sharing"]](),

@@ -1,4 +1,4 @@
-"""A made-up machine and market, and outcomes of plans to choose from."""
+"""Profiles of a made-up machine, a made-up market, and outcomes of trials, for tests of sizing."""
 
 from dataclasses import asdict, replace
 from typing import Any

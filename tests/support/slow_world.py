@@ -14,10 +14,9 @@ FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer
 
 
 class Slowed(World):
-    """Workers that report times. slowness: factors by worker; work: by layer; 1 by default. headroom: by worker.
-
-    shadows: owners and replicas report times of each layer; else only owners report, and only whole stages. Unless
-    `chooses` is given, the job allows only this grid, and the coordinator does not wait for more workers.
+    """Simulated workers that report times and headroom. slowness, work: factors of the times by worker and by layer; 1
+    by default. shadows: owners and replicas report times of each layer; else only owners report, and only for whole
+    stages. Unless `chooses` is given, the job allows only this grid, and the coordinator waits for no more workers.
     """
 
     def __init__(self, stages: int, pipelines: int, standby: int, *, shadows: bool = True, **options: Any) -> None:
@@ -31,7 +30,7 @@ class Slowed(World):
         super().__init__(stages, pipelines, standby, **options)
 
     def train(self, steps: int, seconds: float | None = None) -> None:
-        """Commit up to `steps` steps; workers report times and obey plans at once. seconds: of a step, if given."""
+        """Commit up to `steps` steps. Workers report and obey at once. seconds: of a step; None: `step_seconds()`."""
         for _ in range(steps):
             self.settle_now()
             if self.finish:

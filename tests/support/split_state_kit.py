@@ -1,4 +1,4 @@
-"""Tasks with all kinds of state, and the files of their stages' layers."""
+"""Tasks whose layers and optimizers have all kinds of state, and the checkpoint files of their layers."""
 
 from collections.abc import Iterable
 from typing import Any

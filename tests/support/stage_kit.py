@@ -97,7 +97,7 @@ class StagesOfTask:
 
 
 def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) -> list[Gradients | None]:
-    """Run forward and backward; return the results of each stage's forward, then of each backward, last stage first."""
+    """Run one microbatch; return each stage's outputs, then each stage's input gradients, the last stage's first."""
     crossed: list[Gradients | None] = []
     parts: Parts | None = None
     for stage, work in zip(stages, works, strict=True):
@@ -113,13 +113,13 @@ def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) ->
 
 
 def begin(stage: Stage, *microbatches: int) -> Work:
-    """Begin work on these consecutive microbatches as one group; by default on all of a step's."""
+    """Begin work on these consecutive microbatches as one group; by default, on all microbatches of a step."""
     chosen = microbatches or tuple(range(CONFIG.microbatches))
     return stage.begin(chosen, (chosen[0], chosen[-1] + 1))
 
 
 def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Sum, in place, each tied parameter's gradients over the layers that use it, and return the stages' gradients."""
+    """Sum tied parameters' gradients, in place, over the layers that use them; return each stage's final gradient."""
     pieces: dict[tuple[int, int], torch.Tensor] = {}
     for number, (stage, gradient) in enumerate(zip(stages, gradients, strict=True)):
         for segment in stage.values.tied:
@@ -155,7 +155,7 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
 
 
 def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:
-    """Return copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""
+    """Return CPU copies of parameters (tied ones by each name) and persistent buffers, by "layers.<layer>.<name>"."""
     return {
         f"layers.{index}.{name}": tensor.detach().to("cpu", copy=True)
         for stage in stages

@@ -1,4 +1,4 @@
-"""Small tasks that tests run on a chain of stages."""
+"""Layers with various forward signatures, and a dataset that counts its batches, for tests on a chain of stages."""
 
 from torch import nn
 

@@ -39,5 +39,5 @@ def holding(status):
 
 
 def seen(status=None, previous=None, **more):
-    """Return the API status that the operator writes for the coordinator's `status`. previous: the one before."""
+    """Return the status that the operator writes. status: the coordinator's, if one runs. previous: the one before."""
     return written(job_status(status, read_status(previous), facts(**more)))

@@ -76,7 +76,7 @@ def greet(
 
 
 def same(left: Frame, right: Frame) -> bool:
-    """Return whether two frames with equally many tensors are bit-equal."""
+    """Return whether two frames are bit-equal. They must have the same number of tensors."""
     facts = [(frame.address, frame.epoch, frame.origin, frame.payload) for frame in (left, right)]
     return facts[0] == facts[1] and all(
         a.dtype == b.dtype and a.shape == b.shape and bytes(byte_view(a)) == bytes(byte_view(b))
@@ -143,7 +143,7 @@ class Net:
 
 
 def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
-    """Return whether the other side closes or resets the link, without an answer, in 8 s. last: bytes to send first."""
+    """Return whether the other side closes or resets the link within 8 s without an answer. last: bytes sent before."""
     sock.settimeout(8)
     try:
         if last:
@@ -158,7 +158,7 @@ def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    """Yield a `Net` in which bodies from 100 bytes on are large; `send` itself may send frames of at most 150 bytes."""
+    """Yield a `Net` in which bodies of 100 bytes or more are large, and `send` itself sends frames up to 150 bytes."""
     monkeypatch.setattr(links, "LARGE_BODY", 100)
     monkeypatch.setattr(links, "AT_ONCE", 150)
     with Net() as made:

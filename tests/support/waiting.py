@@ -23,7 +23,7 @@ def until(find: Callable[[], T], seconds: float = PATIENCE, seen: Callable[[], o
 
 
 async def in_time(find: Callable[[], T], seconds: float = PATIENCE) -> T:
-    """Do as `until` does, while other tasks of this event loop run. Raises TimeoutError after `seconds`."""
+    """Await a true value of `find`, and return it. Other tasks run meanwhile. Raises TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds):
         while not (found := find()):
             await asyncio.sleep(TASK_PAUSE_SECONDS)

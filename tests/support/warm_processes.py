@@ -23,7 +23,7 @@ PLACE = "BAMBOO_WARM_PROCESSES"
 
 
 def start_forker(place: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start the process that forks warm ones, and that ends with the calling thread. place: the path of its socket."""
+    """Start the forker of warm processes, which ends with the calling thread. place: the path for its socket."""
     env = {**env, "PYTHONPATH": os.pathsep.join(map(str, (SUPPORT, FOLDER))), "OMP_NUM_THREADS": "1"}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place))
@@ -32,7 +32,7 @@ def start_forker(place: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes
 
 
 class WarmProcesses:
-    """The forker of warm processes. Until close(), launchers that inherit `os.environ` are warm."""
+    """The forker of warm processes. Until close(), launchers and `offline` processes with this environment are warm."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bamboo-warm-"))

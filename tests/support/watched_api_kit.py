@@ -17,7 +17,7 @@ EARLY, LATE = "2026-03-01T12:00:00Z", "2026-03-01T12:00:05Z"
 
 
 class Server:
-    """A connection to an API server that accepts pods, events and statuses, and has no other objects."""
+    """A fake connection to an API server: it accepts requests on pods, events and statuses, and answers others 404."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -47,7 +47,7 @@ async def managed(server: Server) -> AsyncIterator[JobController]:
 
 
 def job_event(jobs: JobController, kind: str | None, job: dict[str, Any]) -> None:
-    """Report to the controller a job that is new, edited, being deleted or gone."""
+    """Report a job to the controller as edited ("MODIFIED"), gone ("DELETED"), being deleted (by metadata) or new."""
     if kind == "DELETED" or "deletionTimestamp" in job["metadata"]:
         jobs.end(job, gone=kind == "DELETED")
     elif kind == "MODIFIED":

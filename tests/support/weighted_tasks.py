@@ -1,4 +1,4 @@
-"""A task whose loss is a sum with its weight, or a mean; its layers add losses of their own, and it has metrics."""
+"""A task with metrics, with losses that its layers add, and with either a weighted or a mean loss."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -83,8 +83,8 @@ def largest(outputs: Parts, targets: Parts) -> float:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return the task. config: weighted (default true): the loss is a sum with its weight, else a mean; checkpointed:
-    the layers whose activations are recomputed; none: no token is valid.
+    """Return the task. `config["weighted"]` (default true) selects a sum with its weight as loss, else a mean;
+    "checkpointed" lists the layers whose activations are recomputed; "none" makes all targets invalid.
     """
     tokens = torch.arange(SAMPLES * TOKENS).reshape(SAMPLES, TOKENS).square() // 3 % KINDS
     lengths = torch.arange(SAMPLES)[:, None] * 7 % (TOKENS + 1)  # some samples have no valid token

@@ -119,7 +119,7 @@ class World(PlayedJob):
             self.deliver() if self.pending else self.tell(Tick())
 
     def check_calm(self) -> None:
-        """If no decision is due (`plans.steady`), check that a Tick changes nothing: soon, and an hour later."""
+        """Check that a Tick changes nothing, after 0.1 s and after an hour, if no decision is due (`plans.steady`)."""
         state = self.state
         waits = state.checkpoints.writers or state.ending.stopping
         waits = waits or gives_back(state.spec)  # the coordinator checks this each second

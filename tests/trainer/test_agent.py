@@ -1,4 +1,4 @@
-"""The worker's agent: events wake its main thread, it obeys messages, and it reports the reason for its end."""
+"""The worker's agent: it obeys the coordinator, handles signals, and reports why it or its task failed."""
 
 import errno
 import logging
@@ -111,7 +111,7 @@ SECONDS = 60.0
 
 
 class Held(nn.Module):
-    """A layer that blocks in its forward until an event is set."""
+    """A layer whose forward sets `held`, then blocks until `free` is set."""
 
     def __init__(self, held: threading.Event, free: threading.Event) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ TAKEN_OVER = PLAIN.taken_over()
     ],
 )
 def test_the_program_of_a_stage(order, stage, of, microbatches, expected) -> None:
-    """ZB-H1 postpones weight gradients from the second stage on, later stages by more; 1F1B only after a takeover."""
+    """ZB-H1 postpones weight gradients from the second stage on, by more in later ones; 1F1B only after a takeover."""
     assert order.program(stage, of, microbatches) == expected
 
 

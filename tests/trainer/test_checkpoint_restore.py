@@ -1,4 +1,4 @@
-"""Return of stages to a checkpoint: after losses that redundancy does not cover, or in a new job on another grid."""
+"""Returns to a checkpoint, after losses that redundancy does not cover, or in a new job on another grid."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -144,8 +144,8 @@ def held(job: Job, step: int) -> set[int]:
 
 @dataclass
 class Loss(Disaster):
-    """A disaster that records the copies of the surviving workers. more: number of calls from the plan that returns to
-    the checkpoint to the loss of another worker; None: no such loss. forgetful: the survivors drop their copies.
+    """A disaster that records the survivors' copies of layers. more: after how many calls, counted from the plan that
+    returns to the checkpoint, another worker is lost; None: never. forgetful: the survivors drop their copies.
     """
 
     more: int | None = None

@@ -1,4 +1,4 @@
-"""Names of tensors in checkpoints and weights: those in the module that was split, else those in the layers."""
+"""Names of tensors in checkpoints and weights: their names in the split module, if any, else in the layers."""
 
 from collections.abc import Callable
 from dataclasses import replace

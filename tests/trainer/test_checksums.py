@@ -51,7 +51,7 @@ def test_a_device_comes_to_the_sum_of_the_host(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Rotary(nn.Linear):
-    """A layer with a table as rotary embeddings have: complex numbers, cast to `dtype`."""
+    """A layer with a table of complex numbers, as rotary embeddings have it, cast to `dtype`."""
 
     def __init__(self, dtype=torch.complex64):
         super().__init__(2, 2)

@@ -1,4 +1,4 @@
-"""Commits of steps: which steps the root commits, steps that are not finite, and what a new root waits for."""
+"""Commits of steps: which steps the root commits or skips, and the reports that a new root waits for."""
 
 import math
 

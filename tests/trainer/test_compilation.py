@@ -120,7 +120,7 @@ def norm() -> nn.Module:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("layer", [Marked, norm])
 def test_what_must_not_be_compiled_runs_as_it_is(layer: Callable[[], nn.Module], caplog) -> None:
-    """BatchNorms, and layers marked by their author, run uncompiled beside compiled ones; a split changes no bits."""
+    """BatchNorms and layers with `torch.compiler.disable` run uncompiled beside compiled ones; splits change no bit."""
     task = replace(small_task(), layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
     with caplog.at_level("INFO"):
         losses, state = trained(task, [(0, 2), (2, 3)], COMPILED, 1)

@@ -43,7 +43,7 @@ def test_any_part_of_a_file_is_what_is_in_the_store(store):
 
 
 def test_blocks_used_last_are_not_asked_for_again(store, monkeypatch):
-    """Blocks used last stay in memory; a range longer than a block is read directly."""
+    """The blocks used last stay in memory. A range longer than a block is read directly, and not kept."""
     asked = []
     real = type(store).cat_file
 

@@ -1,4 +1,4 @@
-"""A task's decisions on learning rate, frozen parameters and end, and the decisions that come with Bamboo."""
+"""A task's decisions on learning rate, frozen parameters and the end of training; the decisions in Bamboo itself."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def after_seven(done: Committed, memory: Memory) -> Decision:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return a task with four decisions, or only those that config's `decisions` names. `tied`: two biases are tied."""
+    """Return a task with four decisions, or the ones named in config's `decisions`. `tied`: two biases are tied."""
     decisions = {
         "slowing": slowing,
         "plateau": reduce_on_plateau(factor=0.5, patience=1, threshold=0.2),

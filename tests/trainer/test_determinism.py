@@ -174,8 +174,8 @@ def job(grid: tuple[int, int], *layers: Any, mode: str = "Replicas", determinist
 
 
 def why_ended(job: Job) -> str:
-    """Run a job whose results differ. Return the message of the NotDeterministic that a worker raises, else that with
-    which the coordinator ends the job (ResultsDiffer).
+    """Run a job whose results differ. Return the message of the NotDeterministic that a worker raises or, if none
+    does, the coordinator's message at the job's end (ResultsDiffer).
     """
     try:
         job.run()

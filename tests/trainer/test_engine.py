@@ -269,9 +269,9 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
 def killed_with_neighbours(
     document: dict[str, Any], step: int, replicas: int, cell: Cell | None = None, kind: Kind | None = None
 ) -> dict[Fault, int]:
-    """Run a job per instruction of a step: kill the instruction's worker and the owners of the `replicas` - 1 stages
-    before it (cyclic). Return the number of repeated forwards by instruction. cell: whose instructions; None: all
-    cells'. kind: returns an instruction's kind; one of each kind is tried; None: all are tried.
+    """Run a job for each instruction of a step, and check its bits. Each run kills the instruction's worker and the
+    owners of the `replicas` - 1 stages before it (cyclic). Return the number of repeated forwards by instruction.
+    cell: try its instructions only. kind: maps an instruction to a kind; try one instruction of each kind only.
     """
     document["spec"]["redundancy"]["replicas"] = replicas
     stages = document["spec"]["topology"]["stages"]

@@ -27,7 +27,7 @@ def tried(task: Task, training: dict[str, Any] = BOTH) -> None:
 
 
 def right(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
-    """Return how many output values exceed the targets' mean, and how many there are: a metric that reads values."""
+    """Return the number of output values above the targets' mean, and of all: a metric that reads values."""
     assert outputs[0].shape == targets[0].shape
     return (outputs[0] > float(targets[0].mean())).sum(), outputs[0].numel()
 

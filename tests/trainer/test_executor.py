@@ -45,7 +45,7 @@ def committed(epoch: int = PLAN.epoch) -> Commit:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradients(devices: int) -> None:
     """With two devices, a step of a stage's two parts is committed before the replica has their gradients, since one
-    heir repeats both. With one device, the commit waits, since they are two stages, which may have two heirs.
+    heir repeats both. With one device, the commit waits, since each part is a stage, and the two may have two heirs.
     """
     one = OneEngine("w0", in_two_parts(), devices=devices)
     parts = [Cell(0, part) for part in range(2)]

@@ -1,4 +1,4 @@
-"""Exports of trained weights have the state dict of the stages, in files for any reader of safetensors."""
+"""Exports of trained weights: the stages' state dict, in a file that any reader of safetensors can load."""
 
 import json
 import os

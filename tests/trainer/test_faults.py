@@ -1,4 +1,4 @@
-"""Real processes and sockets: workers killed, frozen or given notice, some at random; weights bit-equal."""
+"""Jobs with real processes and sockets, whose workers are killed, frozen or given notice: the bits stay the same."""
 
 import itertools
 import os
@@ -138,7 +138,7 @@ def survivable(job: Processes, victims: set[str]) -> bool:
 class Loss:
     """A signal to a worker after `step`. later: number of events to let pass first while the job is protected.
 
-    place: the worker's place among those that have had no signal, as a fraction: at least 0, less than 1.
+    place: the worker's place among the workers without a signal so far, as a fraction: at least 0, less than 1.
     """
 
     step: float
@@ -156,8 +156,8 @@ def drawn(rng: random.Random, step: float) -> Loss:
 def disturb(seed: int, references: References, folder: Path) -> None:
     """Run a job in which up to three workers get SIGKILL, or SIGTERM as notice, and check its bits.
 
-    All is drawn before the job begins, so a seed means the same at any speed of the machine, except for the order of
-    events. Each signal waits until the job is protected again.
+    All random choices are made before the job begins, so a seed means the same at any speed of the machine, except for
+    the order of events. Each signal waits until the job is protected again.
     """
     rng = random.Random(seed)
     shape = rng.choice(SHAPES)

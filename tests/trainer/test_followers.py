@@ -1,4 +1,4 @@
-"""Loggers follow the history in threads of their own; only a job's end waits for them, for a limited time."""
+"""Loggers, which follow the history in threads of their own; only a job's end waits for them, for a limited time."""
 
 from bamboo_core.control.protocol import WorkerWarning
 from bamboo_trainer.worker import followers

@@ -1,4 +1,4 @@
-"""Each record counts once, and in order, in a callback's state, which is saved with the position in the history."""
+"""Callbacks: each record counts once, in order, in a callback's state, saved with its position in the history."""
 
 import json
 import threading
@@ -126,7 +126,7 @@ def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -
 
 
 def test_back_at_a_checkpoint_that_nobody_told_of_it_keeps_what_led_to_that() -> None:
-    """After a return to the state of step 4, which has no record, a callback keeps what it has from earlier steps."""
+    """After a return to the state of step 4, which has no record, a callback keeps its state of the steps before it."""
     mine = calls([])
     after = mine.write([step(1, checkpoint=True), step(2), step(3)], Cursor())
     assert mine.write([step(5, attempt=2)], after).state == ["1:1", "1:2", "1:3", "2:5"]

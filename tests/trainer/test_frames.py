@@ -164,7 +164,7 @@ def payloads_frames(draw: st.DrawFn) -> Frame:
 
 
 class Paused(Exception):
-    """Raised to stop a job at a step."""
+    """An exception that stops a job at a step."""
 
 
 def stopped(document: dict[str, Any], until: int) -> Job:

@@ -1,4 +1,4 @@
-"""A plain module is split into layers that compute what it computes, or is refused with a reason."""
+"""The split of a plain module into layers with equal results, and modules that are refused with a reason."""
 
 from collections.abc import Callable
 from copy import deepcopy

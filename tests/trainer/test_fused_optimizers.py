@@ -120,7 +120,7 @@ def _of(optimizer: Callable[[Named], torch.optim.Optimizer]) -> Task:
 
 
 def _kernels(stage: Stage) -> list[tuple[str, bool]]:
-    """Return the `fused` flags in the stage's state; there are none if torch or the task chooses the kernel."""
+    """Return names and values of `fused` flags in the stage's state; empty if torch or the task chooses the kernel."""
     numbers = [one for state in whole_state(stage).values() for one in state.scalars.items()]
     return [(name, value) for name, value in numbers if name.endswith(":param_group.fused")]
 

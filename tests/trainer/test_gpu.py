@@ -113,8 +113,8 @@ def test_a_gpu_without_room_for_sums_and_states_comes_to_the_same_bits(
 def test_a_gpu_without_room_holds_no_more_than_is_counted(
     cells: int, precision: str, norm: float | None, marked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU holds one gradient sum for each cell of the stage, whatever the number of groups, and what one layer takes
-    while it runs. The peak is in a backward, unless the norm needs a copy of the gradient. Casts of all layers count
+    """A GPU holds one gradient sum for each cell of the stage, whatever the number of groups, and the tensors of one
+    running layer. The peak is in a backward, unless the norm needs a copy of the gradient. Casts of all layers count
     only if no layer is checkpointed.
     """
     leave_no_room(monkeypatch)

@@ -87,7 +87,7 @@ def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_what_decides_the_bits_on_a_gpu_is_switched(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`use` turns benchmark mode off and deterministic kernels on or, if not deterministic, just benchmark mode on."""
+    """`use` turns cuDNN's benchmark mode off and deterministic kernels on; if not deterministic, only that mode on."""
     asked: list[bool] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append(on))

@@ -173,7 +173,7 @@ def test_what_is_kept_for_a_store_that_stays_away_is_bounded(job, monkeypatch):
 
 
 def test_who_waits_for_what_is_known_does_not_wait_for_what_comes_while_it_is_written(job, monkeypatch):
-    """A wait for the history leaves out records that come later, or a checkpoint and the end would wait for ever."""
+    """A wait for the history ignores later records; otherwise, a checkpoint and the job's end could wait for ever."""
     written = HistoryFiles.write
 
     def write(files, file, records):

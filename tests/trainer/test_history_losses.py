@@ -1,5 +1,5 @@
-"""Random lives of a job: each committed step is in the history, unless all workers that knew it were lost before it was
-written. A callback gets each step of an attempt once, in order.
+"""The history of jobs with random events: it has each committed step, unless all workers that knew the step were lost
+before it was written. A callback gets each step of an attempt once, in order.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ Step = tuple[int, float]  # its number, and when it was committed
 
 
 class Life:
-    """A job, and a record of which workers know which of its steps."""
+    """A job with random events, and a record of the workers that know each of its steps."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.names, self.epoch, self.frozen = folder, 0, 1, list[HistoryWorker]()
@@ -47,7 +47,7 @@ class Life:
         return name
 
     def of(self, number: int) -> str:
-        """Return a worker by a drawn number."""
+        """Return the worker at a drawn position, modulo the number of workers."""
         return [*self.job.workers][number % len(self.job.workers)]
 
     def do(self, kind: str, one: int, other: int) -> None:
@@ -93,12 +93,12 @@ class Life:
         self.known[step] = set(self.job.workers) - set(deaf)
 
     def newest(self) -> list[Step]:
-        """Return the newest steps, which a joining worker learns from the others."""
+        """Return numbers and times of the newest steps, which a joining worker learns from the others."""
         return [(step + 1, commit.history.at) for step, commit in self.job.newest if commit.history]
 
     def train_for_some(self, number: int) -> None:
-        """Commit a step that the root, before its loss, tells one worker only; the others hear of it later. If
-        `number` is even, or the root is alone, no worker would hear of it: commit nothing.
+        """Commit a step that the root, before its loss, sends to one worker only; the others hear of it later. Do
+        nothing if `number` is even or the root is alone, as no worker would hear of the step.
         """
         heard = {name for name in self.job.workers if name != self.job.root and number % 2}
         heard = {min(heard)} if heard else set()

@@ -74,8 +74,8 @@ class Seen(Callback):
 
 
 def own_task(folder: Path, logger: str, model: str = "gpt", callback: str = "", **config: Any) -> dict[str, Any]:
-    """Write a module with a task, one of Bamboo's models with its own logger; return the manifest's `task`. logger: the
-    text of the class Own. callback: the text of the class Seen, if the task has one.
+    """Write a module with a task: one of Bamboo's models, with its own logger. Return the manifest's `task`.
+    logger: the source of the class Own. callback: the source of the class Seen; "" for a task without a callback.
     """
     build = BUILD.replace("MODEL", model).replace("CALLBACKS", '{"seen": Seen}' if callback else "{}")
     (folder / "own_logger.py").write_text(build + logger + callback)
@@ -98,8 +98,8 @@ def run(folder: Path, *options: str, logger: str = LOGGER, code: int = 0, **spec
 
 
 def check(folder: Path, records: list[Record]) -> None:
-    """Check that these records are those of all roots' files, merged, and have each event once. A root that takes over
-    may repeat records in its own file.
+    """Check that the records equal the merged records of all roots' files, and contain each event once. A root that
+    takes over may repeat records in its own file.
     """
     raw = find(str(folder)).read_all()
     assert list(map(repr, merged(raw))) == list(map(repr, records))

@@ -137,7 +137,7 @@ def test_the_engine_goes_on_while_tensors_are_copied_and_the_bits_stay(pipelines
 
 
 def queued(mode: str, **more: float) -> QueuedJob:
-    """Return a job of two stages, in which each of eight microbatches takes a stage 8 ms forward and 16 ms backward."""
+    """Return a job with two stages and eight microbatches. A stage takes 8 ms for a forward, 16 ms for a backward."""
     document = manifest(2, 1, mode=mode, steps=7)
     document["spec"]["training"]["globalBatchSize"] = 16
     return QueuedJob(document, Speed(forward=0.008, backward=0.016, **more))

@@ -67,7 +67,7 @@ def test_what_is_tried_without_values_fails_quietly(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("family", ["mamba2", "gpt2"])
 def test_a_microbatch_without_padding_goes_the_way_of_all_others(family: str) -> None:
-    """Logits equal transformers' with and without a mask that masks nothing, which transformers leaves out."""
+    """Logits equal transformers', with or without a mask that masks nothing; transformers leaves out such a mask."""
     for padding in (True, False):
         _, layers, model = pair_of(config_of(family, data={"padding": padding}))
         ids = torch.arange(2 * LENGTH).reshape(2, LENGTH)

@@ -49,7 +49,7 @@ def offered(shapes: dict[str, tuple[int, ...]], dtype: str = "F32") -> list[Stat
 
 
 def wanted(shapes: dict[str, tuple[int, ...]]) -> list[WantedTensor]:
-    """Return the tensors of a model with these shapes, by name; a "+" joins the names of one tied tensor."""
+    """Return the tensors of a model. shapes: the tensors' shapes by name; a "+" joins the names of one tied tensor."""
     return [
         WantedTensor(names=tuple(names.split("+")), places=((0, names),), shape=shape, dtype=torch.float32)
         for names, shape in shapes.items()
@@ -237,7 +237,7 @@ def spec(url: object, **fields: Any) -> InitialSpec:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Write the task's weights of seed 5 into one file, by the module's own names."""
+    """Write the task's initial weights of seed 5 into a file, by the module's own names, and return its path."""
     save_file(state(build({}), 5), tmp_path / "weights.safetensors")
     return tmp_path / "weights.safetensors"
 

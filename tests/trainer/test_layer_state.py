@@ -1,4 +1,4 @@
-"""A stage's state layer by layer: any split continues with the same bits, and copies are made during the next step."""
+"""A stage's state by layer: bit-exact restores on any split, and copies that are made while the next step runs."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ def test_tied_parameters_are_restored_on_every_stage_that_has_them(optimizer):
 
 
 def test_what_is_frozen_and_shared_is_a_part_of_each_layer_that_has_it():
-    """An adapter's frozen base and table, made once, are in both layers' states, in whichever stages the layers are."""
+    """A frozen parameter and a buffer that two layers share are in both layers' states, whatever the split."""
     base, table = nn.Parameter(torch.full((3,), 2.0), requires_grad=False), torch.linspace(0, 1, 3)
 
     class Adapted(nn.Module):

@@ -1,4 +1,4 @@
-"""Large frames over several connections: what arrives, what a lost connection does, and what is refused."""
+"""Large frames over several connections of a link: delivery in order, lost connections, and refused connections."""
 
 import random
 import socket

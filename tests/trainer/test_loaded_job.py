@@ -1,4 +1,4 @@
-"""A loaded job: the record of its data, by which a changed dataset is detected, and its profile."""
+"""The data record of a loaded job, which reveals a changed dataset, and the job's profile."""
 
 from collections.abc import Sequence
 

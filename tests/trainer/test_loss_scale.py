@@ -1,4 +1,4 @@
-"""Loss scales in fp16 equal torch.amp.GradScaler's; a job whose gradients overflow at every scale ends."""
+"""fp16 loss scales, equal to torch.amp.GradScaler's, and the end of a job whose gradients overflow at every scale."""
 
 import functools
 import math
@@ -29,7 +29,7 @@ INITIAL, INTERVAL = 2.0**18, 3
 
 @pytest.fixture(autouse=True)
 def changing_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use scales that fall and grow within a few steps."""
+    """Set an initial scale and a growth interval that let the loss scale fall and grow within a few steps."""
     monkeypatch.setattr(loss_scale, "INITIAL", INITIAL)
     monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", INTERVAL)
 
@@ -56,7 +56,7 @@ class Balanced(nn.Linear):
 
 
 def loss(config: Mapping[str, Any], outputs: Parts, targets: Parts) -> Tensor | Weighted:
-    """Return a loss whose gradients overflow in fp16 at the first scales."""
+    """Return a loss whose gradients overflow in fp16 at the first scales: a mean, or Weighted if the config says so."""
     far = (outputs[0] - targets[0]).square() * 30.0
     return Weighted(far.mean() * 2, 2) if config.get("weighted") else far.mean()
 
@@ -83,7 +83,7 @@ def manifest(
 
 
 def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """Train in plain PyTorch with GradScaler. Return losses, scales and weights."""
+    """Train in plain PyTorch with GradScaler. Return losses and scales by step, and the final state by name."""
     config = TrainingConfig.of(Job(manifest(1, 1)).spec.training)
     model = plain_model(task, config.seed)
     optimizer = task.optimizer(list(model.named_parameters()))
@@ -134,7 +134,7 @@ def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() 
 
 
 def test_a_sum_needs_the_scales_of_its_mean() -> None:
-    """A summed loss gets its mean's scales; else gradients could overflow in more steps in a row than a job skips."""
+    """A Weighted sum gets the scales of the mean loss; else its gradients could overflow in too many steps in a row."""
     mean, total = (Watched(manifest(2, 1, {"weighted": kind})).run() for kind in (False, True))
     assert total.scales == mean.scales
     torch.testing.assert_close(total.weights, mean.weights, rtol=1e-6, atol=1e-7)

@@ -1,4 +1,4 @@
-"""Parameters' bf16 casts, kept for all microbatches, change no bit and save memory; bits do not depend on splits."""
+"""bf16 casts of parameters, kept for all microbatches without changing a bit, and results independent of the split."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_a_parameter_is_cast_once_for_all_microbatches(tmp_path) -> None:
 def test_the_gradients_of_casts_are_cast_back_before_the_backward_of_the_next_layer(
     tmp_path, checkpointed: frozenset[int]
 ) -> None:
-    """Gradients of casts, also of an earlier microbatch's casts, are cast back before the next layer's backward."""
+    """A backward adds a layer's gradients to its parameters before it runs the layer below, also for kept casts."""
     task = replace(small_gpt(tmp_path, tieEmbeddings=True), checkpointed=checkpointed)
     stage = chain(task, [(0, 4)], BF16)[0]
     reached: list[int] = []

@@ -70,7 +70,7 @@ def test_the_sizes_are_the_published_ones(model: str, size: str) -> None:
 
 
 def published_names(model: str) -> list[tuple[list[str], str, bool]]:
-    """Return the published names that make up each of our parameters, our name, and whether to transpose."""
+    """Return (published names to concatenate, our name, whether to transpose) for each parameter of our tiny model."""
     same = {
         "gpt2": (
             "transformer.h.{}.",
@@ -211,7 +211,7 @@ def test_a_token_that_the_model_does_not_have_is_named(token: int, tmp_path: Pat
 
 
 def measured(model: nn.Sequential | list[nn.Module], task: Task) -> dict[str, float]:
-    """Return loss and accuracy of all samples to evaluate, computed at once in plain PyTorch."""
+    """Return loss and accuracy over all evaluation samples, computed as one batch in plain PyTorch."""
     assert task.evaluation is not None
     inputs, targets = task.evaluation.dataset.batch(range(len(task.evaluation.dataset)))
     with torch.no_grad():
@@ -223,7 +223,7 @@ def measured(model: nn.Sequential | list[nn.Module], task: Task) -> dict[str, fl
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_config_names_the_data_to_evaluate(model: str) -> None:
-    """`evaluation` has the keys of `data`, and generates other samples. The rate's decay follows from `epochs`."""
+    """`evaluation` has the keys of `data`, but generates other samples. `epochs` sets the learning rate's decay."""
     config = {"size": "tiny", "evaluation": {"samples": 5}}
     facts = TrainingFacts(steps=None, epochs=2, global_batch_size=8, micro_batch_size=2)
     task = load_task(entrypoint(model), config, facts)

@@ -1,4 +1,4 @@
-"""Optimizers: parameter groups whose numbers change; refusal if a step depends on more than gradient and state."""
+"""Optimizers that change their parameter groups, and refusal of steps that depend on more than gradient and state."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -76,7 +76,7 @@ class OverAll(torch.optim.SGD):
 
 
 class Warming(torch.optim.SGD):
-    """An optimizer that counts its steps in an attribute."""
+    """An optimizer whose learning rate depends on a step count in an attribute, outside of its state."""
 
     steps = 0
 

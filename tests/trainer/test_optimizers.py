@@ -1,4 +1,4 @@
-"""`Combined` takes the same steps as each of its optimizers alone."""
+"""Steps of `Combined`, equal to those of each of its optimizers alone."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -23,7 +23,7 @@ def muon_and_adagrad(named: Named) -> Combined:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return a task of a layer without matrices, one with matrices only, and one with both."""
+    """Return a task of three layers: with vectors only, with a matrix only, and with a matrix and a vector."""
     layers = (lambda: nn.LayerNorm(2), lambda: nn.Linear(2, 2, bias=False), lambda: nn.Linear(2, 2))
     return small_task(layers=layers, optimizer=muon_and_adagrad, learning_rate=lambda step: 0.02 / (1 + step))
 

@@ -1,4 +1,4 @@
-"""A first stage's gradient in buckets: sent while the last backward goes on, with the bits of a whole backward."""
+"""Buckets of the first stage's gradient: sent during the last backward, with the same bits as a whole backward."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ TRAINING = replace(CONFIG, microbatches=8)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use tiny buckets, so that small models have as many of them as large ones."""
+    """Set the bucket size to 4 bytes, so that small models have as many buckets as large ones."""
     monkeypatch.setattr(parameters, "BUCKET_BYTES", 4)
 
 
@@ -117,7 +117,7 @@ def test_gradients_have_the_bits_of_a_whole_backward(form: str) -> None:
 
 
 def test_a_checkpoint_that_runs_a_backward_of_its_own_can_be_parted() -> None:
-    """Reentrant activation checkpoints work with buckets; torch refuses them in a backward for some gradients only."""
+    """Buckets work with reentrant activation checkpoints, which torch refuses in a backward for chosen inputs."""
 
     class Reentrant(nn.Module):
         def __init__(self) -> None:

@@ -104,7 +104,7 @@ for more in {more}:
 
 
 def platforms_of(environment: Mapping[str, str], *more: str) -> list[Platform]:
-    """Return the platforms of forked processes in this environment. more: the code that each process runs first."""
+    """Return the platforms of forked processes. environment: more variables. more: code to run first, by process."""
     said = subprocess.run(
         [sys.executable, "-c", SAY.format(more=more)],
         env={**os.environ, "BAMBOO_DEVICE": "cpu", **environment},

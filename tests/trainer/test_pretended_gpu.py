@@ -114,7 +114,7 @@ def test_nobody_waits_for_the_events_of_copies_that_are_gone() -> None:
 
 @on_one
 def test_what_a_gpu_gives_another_one_and_the_host_is_copied_in_order() -> None:
-    """Copies stay in order while the GPU works on; the fake GPU raises if an event or a wait is missing."""
+    """Copies to a GPU and to the host stay in order while a GPU is busy; the fake GPU raises if a wait is missing."""
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     copies = copies_by_device([first, second], lambda: None)
     for number in range(3):

@@ -1,4 +1,4 @@
-"""The gate before a worker's forwards and backwards, and a task check where torch is not installed."""
+"""StrikeGate, where a worker asks before forwards and backwards of chosen steps, and a task check without torch."""
 
 import os
 import signal

@@ -71,7 +71,7 @@ def test_the_command_writes_a_profile_that_a_simulation_reads(tmp_path: Path) ->
 
 
 def test_a_gpu_that_is_not_here_is_computed_for_the_jobs_own_layers(tmp_path: Path) -> None:
-    """`bamboo profile --device` and `--profile @NAME` compute an absent GPU's profile. Flags override assumptions."""
+    """`profile --device` and `simulate --profile @NAME` compute an absent GPU's profile. Flags override assumptions."""
     job, written = tmp_path / "job.yaml", tmp_path / "a100.json"
     job.write_text(yaml.safe_dump(manifest()))
     runner = CliRunner()

@@ -1,4 +1,4 @@
-"""Measurements for `bamboo profile` repeat until they are steady; a GPU's operations are counted without one."""
+"""Steadiness of `bamboo profile`'s measurements, and counts of a GPU's operations on machines without a GPU."""
 
 import functools
 import math
@@ -56,7 +56,7 @@ def flops(rows: tuple[tuple[str, int, int, int], ...]) -> dict[str, int]:
 
 
 def test_a_block_has_the_products_of_its_matrices_and_of_attention() -> None:
-    """A BERT block's backward has two products for each one in its forward, or up to three for one of attention."""
+    """A BERT block's backward has two products per product of its forward, and up to three per product of attention."""
     block = counted()[1]
     tokens, width = 2 * 16, 16
     matrices = 2 * tokens * (3 + 1 + 4 + 4) * width * width

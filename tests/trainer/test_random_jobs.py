@@ -1,6 +1,6 @@
-"""Jobs drawn at random (rows of test_same_bits.py, grids, lost workers) have the bits of one undisturbed worker.
+"""Jobs drawn at random (rows of test_same_bits.py, grids, lost workers), with the bits of one undisturbed worker.
 
-One job by hand: BAMBOO_RANDOM_JOBS=12:13 python -m pytest tests/trainer/test_random_jobs.py -m slow
+To run the job of seed 12: BAMBOO_RANDOM_JOBS=12:13 python -m pytest tests/trainer/test_random_jobs.py -m slow
 """
 
 import os
@@ -22,8 +22,8 @@ FIRST, END = (int(one) for one in os.environ.get("BAMBOO_RANDOM_JOBS", "1:40").s
 
 @dataclass
 class Disaster:
-    """A hook that kills workers some turns of the job's loop after a step began, and may suspend the job. at: by step,
-    the number of turns, and whom it kills: "one" worker, all holders of a "stage", or "all"; "notice": all get notice.
+    """A hook that kills workers N turns of the job's loop after a step began, and may suspend the job. at: by step, N
+    and the victims: "one" worker, the holders of a "stage", or "all" workers; with "notice", all get a notice instead.
     """
 
     at: dict[int, tuple[int, str]]

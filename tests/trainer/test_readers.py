@@ -1,4 +1,4 @@
-"""Batches are read ahead by a thread or by processes: the same batches in the same order, even after kills."""
+"""Batches read ahead by a thread or by processes: right contents, errors, and stuck or killed readers."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from waiting import PATIENCE, until
 
 
 class Told:
-    """A dataset whose batches name their process and thread. broken: by sample, "raise", "die" or "die once"."""
+    """A dataset whose batches hold process and thread ids. broken: fault by sample, "raise", "die" or "die once"."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -183,7 +183,7 @@ SECONDS = 60.0
 
 @dataclass
 class Slow:
-    """A dataset that records which thread calls it, and may block or fail."""
+    """A dataset that records its calls, blocks until `may_go` is set, and raises OSError if it is `broken`."""
 
     may_go: threading.Event = field(default_factory=threading.Event)
     inside: threading.Event = field(default_factory=threading.Event)

@@ -1,4 +1,4 @@
-"""Models that `from_module` splits: layers repeat what the forward does around its blocks; refused models."""
+"""Models that `from_module` splits, whose layers repeat the forward's code around the blocks, and refused models."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -142,7 +142,7 @@ def through_a_view(model: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("forward", [under_autocast, without_autocast, partly_without_gradients, through_a_view])
 def test_what_the_forward_does_around_and_between_blocks_is_done(forward: Any, precision: torch.dtype) -> None:
-    """Layers repeat what the model's forward does around its blocks, in jobs whose own precision is fp32 or bf16."""
+    """Layers repeat the operations of the model's forward around its blocks, in jobs of fp32 and bf16 precision."""
     make = model_of(forward)
     task = from_module(make, **small())
     layers, model = whole(task, make)
@@ -160,7 +160,7 @@ def test_what_the_forward_does_around_and_between_blocks_is_done(forward: Any, p
 
 
 def test_a_block_whose_way_depends_on_values_is_run_with_some() -> None:
-    """Of blocks whose control flow depends on values, one block of the class runs with values, not all of them."""
+    """If control flow depends on values, `from_module` runs one block of each class with values, and not all blocks."""
     runs = []
 
     class Routed(nn.Linear):

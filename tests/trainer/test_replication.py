@@ -1,4 +1,4 @@
-"""Replicas: frames that a cell's owner sends to them, its waits for them, and answers about repeated steps."""
+"""Replication by a cell's owner: frames to replicas, waits for replicas, and answers about repeated steps."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from replica_kit import in_two_parts
 
 
 def filled(at: int = 5) -> ReplicaProgress:
-    """Return an owner's record of a replica that got version `at`, and holds it when the owner is four steps ahead."""
+    """Return an owner's record of a replica that got version `at`, and still has it when the owner is at `at` + 4."""
     progress = ReplicaProgress()
     assert progress.announced(-1, -1, at) is Owed.STATE
     assert not any(progress.holds_back(step, strict) for step in range(at, 100) for strict in (False, True))
@@ -79,7 +79,7 @@ COMMIT = Commit(norm=1.0, loss=1.0, microbatches=3, generation=0, epoch=1)
 
 
 def sent(one: OneEngine) -> list[tuple[str, Frame]]:
-    """Return the frames that a worker sends, with the gradients that it sends when idle."""
+    """Send the gradients that a worker owes, as it does when idle. Return all frames sent since the last call."""
     while one.inside.replicator.owes_gradients:
         one.inside.replicator.send_next()
     return one.net.take()
@@ -210,7 +210,7 @@ def look(one: OneEngine, *lacks: Address) -> list[Message]:
 
 
 def answer(one: OneEngine, since: dict[Cell, int], epoch: int = THREE.epoch) -> list[bool]:
-    """Answer as each other worker, on each link. Return whether each was awaited. since: first logged step, by cell."""
+    """Give each other worker's answer on each link; return whether it was awaited. since: first logged step by cell."""
     frames = [
         Frame(address=Address(kind, *MIDDLE, 5), epoch=epoch, payload=list(since.items())) for kind in ANSWERS_END
     ]

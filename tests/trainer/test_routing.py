@@ -1,4 +1,4 @@
-"""Routing of frames: the message log, the plan that waits, copies before sending, and frames sent again."""
+"""Routing of frames: the message log, pending plans, copies before sending, and frames sent again."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -62,7 +62,7 @@ SHADOW = [PLAN.at(Cell(0, s)).shadow for s in range(3)]
 
 
 class Slow(AtOnce):
-    """Copies to host memory that are made only when they are waited for."""
+    """Copies to host memory that are made only when the caller waits for them."""
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         return Waiting(tuple(tensor.detach() for tensor in tensors))

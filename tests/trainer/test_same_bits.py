@@ -1,4 +1,4 @@
-"""Each task and feature trains to the same bits: on any grid, after the loss of a worker, and from a checkpoint.
+"""A table of jobs that train to equal bits: on any grid, after the loss of a worker, and from a checkpoint.
 
 A row is a task with the features of its training. A column is a grid, or a resumption on another grid.
 """
@@ -52,7 +52,7 @@ NUMBERS = training(4, 8, 2, maxGradientNorm=1.0)
 class Row:
     """A task with the features of its training.
 
-    task: its entrypoint and config, or a function that makes them with files in a folder. numbers: the manifest's
+    task: its entrypoint and config, or a function that makes them, given a folder for files. numbers: the manifest's
     training; None: NUMBERS. deep: the stages of the grid with one pipeline. wide: the other grid. kills: the
     instructions before which a worker is killed, each in a job of its own. anywhere: slow tests kill it before and
     after every instruction. steps: the steps of these kills. spec: other fields of the manifest. alone: fields that
@@ -118,7 +118,7 @@ def compiled(**features: Any) -> Row:
 
 
 def fp16(**config: Any) -> Row:
-    """Return a row in fp16. In step 1 gradients overflow, and the step is skipped."""
+    """Return a row in fp16. Gradients overflow in several steps, including step 1, and these steps are skipped."""
     given = {"precision": "fp16", **({"maxGradientNorm": 1.0} if config else {})}
     return Row(
         task=own("test_loss_scale:build", **config),
@@ -341,8 +341,8 @@ class Table:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory, compiled_cache: None) -> Iterator[Table]:
-    """Yield the table. Every step has spot checks, which end no correct job. Scales of fp16 fall and grow within a few
-    steps, and small gradients are sent in as many buckets as large ones.
+    """Yield the table. Its jobs have spot checks in every step, fp16 loss scales that fall and grow within a few steps,
+    and buckets so small that a small gradient has as many as a large one.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_job, "SpotSchedule", partial(SpotSchedule, early=range(100)))
@@ -368,7 +368,7 @@ def check_kills(table: Table, name: str, grid: Grid, *, anywhere: bool = False) 
     """Check that neither the grid nor a kill changes the bits. Wide grids lose the root, deep ones stage 1's owner.
 
     Return the instructions at which a worker was killed, in the row's steps. anywhere: kill before and after every
-    instruction of the lost cell (computations: of one microbatch), not only before those of the row.
+    instruction of the lost cell (computations: of one microbatch), not only before the row's `kills`.
     """
     row, expected, made = ROWS[name], ended(table.alone(name)), list[BranchingJob]()
     victim, second = (ROOT, 0) if grid[1] > 1 else (Cell(0, 1), 1)
@@ -422,7 +422,7 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(name: str, column: str
 
 @cells("resumed")
 def test_a_job_that_goes_on_on_another_grid_has_the_same_bits(name: str, column: str, table: Table) -> None:
-    """A job that is suspended, and loses a worker in its first step on another grid, has an undisturbed job's bits."""
+    """A job that resumes on another grid after a suspension, and loses a worker in its first step, keeps the bits."""
     row, store, once, expected = ROWS[name], MemoryStore(), list[bool](), ended(table.alone(name))
     kept = {"checkpoint": {"storage": "memory://x", "everySteps": 1000}}
 

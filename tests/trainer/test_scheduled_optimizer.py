@@ -1,4 +1,4 @@
-"""A user's optimizer: rates of its parameter groups, groups empty on a stage, writes to gradients; refusals."""
+"""A task's optimizer: learning rates of parameter groups, empty groups on a stage, writes to gradients, refusals."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -61,7 +61,7 @@ WAYS = ({"foreach": True}, {"fused": True}, {"maximize": True}, {"weight_decay":
 
 
 def ways(name: str) -> Iterator[dict[str, Any]]:
-    """Yield all combinations of zero to three of WAYS that the optimizer of this name in torch accepts."""
+    """Yield each combination of up to three WAYS that torch's optimizer `name` accepts, but no foreach with fused."""
     known = signature(getattr(torch.optim, name)).parameters.keys()
     for chosen in (some for count in range(4) for some in combinations(WAYS, count)):
         settings = {key: value for way in chosen for key, value in way.items()}

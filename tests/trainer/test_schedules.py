@@ -1,4 +1,4 @@
-"""Named schedules equal torch's schedulers; scheduled settings of groups train as in plain PyTorch on any split."""
+"""Named schedules, equal to torch's schedulers, and scheduled settings of parameter groups, as in plain PyTorch."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -90,7 +90,7 @@ def test_a_schedule_that_cannot_be_is_told(make: Callable[[], object], message: 
 
 
 def sgd(named: Named) -> torch.optim.Optimizer:
-    """Return an optimizer whose biases have half the momentum."""
+    """Return SGD whose biases have half the weights' momentum."""
     pairs = list(named)
     groups = [
         {"params": [p for name, p in pairs if name.endswith("weight")]},

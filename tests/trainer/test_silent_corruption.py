@@ -1,4 +1,4 @@
-"""Silent corruption: a flipped bit is found, and the job goes back once to undo it, or ends."""
+"""Silent corruption: detection of a flipped bit, after which the job restores a checkpoint, at most once, or ends."""
 
 from functools import cache
 from typing import Any
@@ -31,7 +31,7 @@ def undisturbed() -> str:
 
 
 def check_found_and_undone(job: FlippedJob) -> None:
-    """Check that a job went back once, and has the weights of an undisturbed job."""
+    """Check that a job restored a checkpoint once after a flipped bit, and has the bits of an undisturbed job."""
     assert job.flipped
     assert [emit.reason for emit in job.emitted].count("ResultsDiffer") == 1
     assert job.state.checkpoints.counts.restores == {RestoreCause.RESULTS_DIFFER: 1}

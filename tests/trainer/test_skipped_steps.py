@@ -18,7 +18,7 @@ BAD = 5  # a sample, that comes in some steps only
 
 
 class Poisoned(torch.autograd.Function):
-    """The identity function, with an infinite gradient for one sample."""
+    """The identity function, with infinite gradients for the samples that `bad` marks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bad: Tensor) -> Tensor:

@@ -208,7 +208,7 @@ def stopping(stages: int, pipelines: int, steps: int = 12, **more: Any) -> dict[
 
 @cache
 def six_steps() -> tuple[Any, ...]:
-    """Return the results of a job of six steps."""
+    """Run a job of six steps on two stages. Return its results as `ended` does."""
     document = manifest(2, 1, evaluation={"batches": 2})
     document["spec"]["training"]["steps"] = 6
     return ended(Job(document).run())
@@ -348,7 +348,7 @@ def test_a_loss_is_read_when_it_is_asked_for_and_not_before():
 
 
 class Sharing(nn.Linear):
-    """A layer that returns its own weight, as a model tied by hand does, and a part of a table."""
+    """A linear layer that also returns its weight, as models tied by hand do, a view of it, and a part of a buffer."""
 
     def __init__(self):
         super().__init__(2, 2)

@@ -1,4 +1,4 @@
-"""Times of stages and devices: what a worker reports, also if its devices queue work, and jobs with a slow worker."""
+"""Times of stages and devices: a worker's reports, also if its devices queue work, and jobs with a slow worker."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -154,7 +154,7 @@ class Timed(Stage):
 class TimedJob(Job):
     """A job on a virtual clock, on which the work of layers takes time.
 
-    slow: factor on the time of a worker, by name. work: factor on the time of a layer; 1 if not given.
+    slow: factors on the times of workers, by name. work: factors on the times of layers. A missing factor is 1.
     """
 
     def __init__(self, manifest: dict[str, Any], slow: dict[str, float], work: dict[int, float], **more: Any) -> None:
@@ -181,7 +181,7 @@ def stage_times_manifest(steps: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("faults", [(), (Fault("Forward", Cell(0, 1), 2, 1),)])
 def test_what_a_worker_says_is_what_it_computes_without_waits_and_repetitions(faults: tuple[Fault, ...]) -> None:
-    """A worker reports times without waits, and without what it repeats as the heir of a worker lost within a step."""
+    """A worker reports times without waits, and without the work that it repeats as the heir of a lost worker."""
     job = TimedJob(stage_times_manifest(8), {"w2": 2.0}, {1: 3.0}, faults=faults)
     job.run()
     plan, found = job.state.plan, 0
@@ -226,7 +226,7 @@ def test_who_takes_over_waits_once_for_its_devices() -> None:
 
 
 def clocked() -> tuple[DeviceTimes, list[Stage], list[float]]:
-    """Return the `DeviceTimes` of a worker with two devices, their stages, and the clock's seconds, in a list."""
+    """Return the `DeviceTimes` of a worker with two devices, the devices' stages, and the clock's seconds in a list."""
     now = [0.0]
     host = QueuedHost(lambda: now[0])
     host.devices += [QueuedDevice(host, number, SPEED) for number in range(2)]

@@ -1,4 +1,4 @@
-"""A suspended job commits no step after the one that its checkpoint keeps, so it repeats none when it is resumed."""
+"""Suspension of jobs: no step is committed after the checkpoint's step, so a resumed job repeats no step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

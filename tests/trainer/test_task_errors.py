@@ -1,6 +1,4 @@
-"""Errors of the user's code become errors of the task, in one line with file, line and function. Lack of memory has its
-own reason.
-"""
+"""Errors of a task's code, reported in one line with file, line and function; lack of memory has its own reason."""
 
 import sys
 from collections.abc import Callable, Sequence

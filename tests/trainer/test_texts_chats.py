@@ -1,4 +1,4 @@
-"""Conversations as training data: only answers are learned, with and without marks in the chat template."""
+"""Conversations as training data: only answers are targets, with or without generation marks in the chat template."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tokenizers: texts are cut by the model's own tokenizer or a named one, and into bytes only on request."""
+"""Tokenizers of texts: the model's own, another one that the config names, or bytes if the config asks for them."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def inputs(config: dict[str, Any]) -> torch.Tensor:
 
 
 def test_a_text_is_cut_by_the_tokenizer_of_the_models_folder(model: Path, text: str) -> None:
-    """The tokenizer in the model's folder also cuts texts of a mixture and of an evaluation."""
+    """The tokenizer in the model's folder also tokenizes the texts of a mixture and of an evaluation."""
     data = {"kind": "text", "path": text, "length": 8}
     expected = [WORDS.index(word) for word in TEXT.split()[:8]]
     task = huggingface.build({"model": str(model), "data": data, "evaluation": data})

@@ -206,7 +206,7 @@ class Sometimes(nn.Module):
 
 @pytest.mark.parametrize("split", [[(0, 3)], [(0, 2), (2, 3)]], ids=len)
 def test_a_finished_module_that_is_first_used_late_by_another_layer_is_refused_by_name(split: Any) -> None:
-    """A layer that uses another layer's weight only from a later call on is refused: stages train a copy of it."""
+    """A layer that uses another layer's weight only from a later call on is refused: each stage trains its own copy."""
     embedding = nn.Embedding(WORDS, WIDTH)
     layers = (lambda: embedding, lambda: nn.Linear(WIDTH, WIDTH), lambda: Sometimes(lambda: embedding.weight))
     task = settled(replace(build({"sharing": "cached"}), layers=layers), 0)

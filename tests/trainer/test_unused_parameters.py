@@ -1,4 +1,4 @@
-"""Parameters that a step does not use are not trained by it: idle experts, skipped layers, ignored outputs."""
+"""Parameters that a step does not use, and so does not train: idle experts, skipped layers, ignored outputs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -57,7 +57,7 @@ class Enter(nn.Module):
 
 
 class Estimated(nn.Module):
-    """A layer that uses the estimate for some samples, and passes no gradient back for some others."""
+    """A layer that uses the estimate if a sample is of kind 2, and passes no gradient back if one is of kind 3."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -108,7 +108,7 @@ def test_one_process_draws_the_masks_that_a_job_draws_whatever_the_layout_of_a_l
 
 
 class Branches(nn.Module):
-    """Layer `place` of three: 0 returns its input twice, 1 uses one in two terms that cancel out, 2 adds the other."""
+    """One of three layers: 0 returns its input x twice, 1 turns the first into 1e8 * x - 1e8 * x, 2 adds the two."""
 
     def __init__(self, place: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("cut", [None, 1, 2])
 def test_what_is_passed_on_twice_has_the_same_gradient_wherever_the_model_is_split(cut: int | None) -> None:
-    """At any cut, an output that is passed on twice has the gradient 1 + (1e8 - 1e8); (1 - 1e8) + 1e8 is 0 in fp32."""
+    """At any cut, the gradient of an output passed on twice is 1 + (1e8 - 1e8); (1 - 1e8) + 1e8 would be 0 in fp32."""
     x = torch.ones(1, requires_grad=True)
     parts, crossed = (x * 1,), []
     for place in range(3):

@@ -49,7 +49,7 @@ def careless(number: float, at: int, place: str = "parameter") -> Task:
 
 
 def ended(job: Job) -> str:
-    """Run the job, and return the error with which a worker ended."""
+    """Run a job that a worker's TaskError ends before it completes; return the error's message."""
     with pytest.raises(TaskError) as caught:
         job.run()
     assert job.finish is None, "nothing may say that the job is complete"

@@ -1,4 +1,4 @@
-"""Weighted losses, losses that layers add, and metrics, as in one process, on any split into stages."""
+"""Weighted losses, losses that layers add, and metrics, equal to those of one process on any split into stages."""
 
 from typing import Any
 

@@ -94,7 +94,7 @@ def accept(server: socket.socket) -> socket.socket:
 
 @pytest.mark.parametrize("lane", wire.Lane)
 def test_a_link_that_replaces_another_one_is_told_of(net: Net, lane: wire.Lane) -> None:
-    """A link that replaces a link that only the sender saw break is reported as LinkUp: frames may be lost."""
+    """If only the sender saw a link break, the receiver reports the new link as LinkUp, since frames may be lost."""
     _, _, b, b_in = net.pair()
     kind = {wire.Lane.BOUNDARY: FrameKind.ACTIVATION, wire.Lane.BULK: FrameKind.SYNC, wire.Lane.STATE: FrameKind.LAYER}[
         lane

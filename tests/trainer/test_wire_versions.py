@@ -1,4 +1,4 @@
-"""Messages and frames between processes change their format only with their version number."""
+"""Formats of messages and frames between processes, which change only with their version numbers."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def control() -> str:
 
 
 def lanes(kind: FrameKind) -> list[str]:
-    """Return the names of the lanes of a kind of frame, for a frame with a cell and one without."""
+    """Return the names of a frame kind's lanes: first for a frame with a cell, then for a frame without one."""
     return [wire.lane_of(Address(kind, pipeline, 0, 0)).name for pipeline in (0, NO_CELL)]
 
 

@@ -234,7 +234,7 @@ def test_no_thread_is_left(tmp_path: Path, folder: Path) -> None:
 
 
 class Full(LocalFiles):
-    """A disk with room for a number of bytes."""
+    """A disk that raises ENOSPC if its files would exceed `room` bytes."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
@@ -275,7 +275,7 @@ def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(tmp_path: Path, f
 
 
 class Slow(LocalFiles):
-    """A store that waits before it writes a part of one step, until a test lets it go on."""
+    """A store whose writes for one step wait until a test sets `may`."""
 
     def __init__(self, root: Path, step: int) -> None:
         super().__init__(str(root))

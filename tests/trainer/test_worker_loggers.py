@@ -1,4 +1,4 @@
-"""Loggers that a manifest names: how they are made, checked before training, and warned about."""
+"""Loggers named in a manifest: their creation, checks before training, and warnings."""
 
 import pytest
 

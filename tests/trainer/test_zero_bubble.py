@@ -1,4 +1,4 @@
-"""Postponed weight gradients, by ZB-H1 or after a takeover in 1F1B: the same bits as without, also after kills."""
+"""Postponed weight gradients, in ZB-H1 or after a takeover in 1F1B, which change no bit, also after kills."""
 
 from typing import Any
 

@@ -64,7 +64,7 @@ def up() -> None:
 
 
 def _start_with_bamboo(folder: Path) -> None:
-    """Start a cluster of processes, whose nodes accept any pod, and install the chart on it."""
+    """Start a cluster with untainted nodes, and install Bamboo's chart. If that fails, stop the cluster and exit."""
     started = Cluster.start(nodes=[replace(spec, taints=()) for spec in usual_nodes()], folder=folder, owned=False)
     if started.minor < OLDEST_SUPPORTED:
         build.to_stderr(f"Kubernetes 1.{started.minor} is older than what Bamboo supports: see docs/testing-cluster.md")
@@ -107,7 +107,7 @@ def status() -> None:
 
 @app.command()
 def fail(node: Node) -> None:
-    """Cut the power of a node's machine: it vanishes with all its processes."""
+    """Cut a node's power: kill all its processes at once, without notice. Its Node object remains."""
     _call("fail", node=node)
 
 

@@ -1,4 +1,4 @@
-"""The addresses of a cluster with real nodes: a network of its own, 10.SUBNET.0.0/16, on a link of this machine."""
+"""The addresses of a cluster's real nodes and their pods, all in the cluster's own network 10.SUBNET.0.0/16."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ SERVICES = "10.96.0.0/16"
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The addresses of a cluster. subnet: 1 to 249; no other cluster of this machine may have it."""
+    """The addresses and names of a cluster. subnet: 1 to 249, different for each cluster on this machine."""
 
     subnet: int
 
@@ -32,7 +32,7 @@ class Addresses:
 
     @property
     def groups(self) -> str:
-        """The prefix of the names of the nodes' cgroups."""
+        """The prefix of the nodes' cgroup names."""
         return f"bamboo-{self.subnet}-"
 
     def group(self, number: int) -> str:

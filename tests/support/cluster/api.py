@@ -1,4 +1,4 @@
-"""The Kubernetes API on asyncio: requests and endless watches."""
+"""An asyncio client of the Kubernetes API: requests and endless watches."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ class Api:
             return None
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[tuple[str, list[Json]]]:
-        """Watch objects: yield ("LIST", all) first and after interruptions, and (type, [one]) for each change."""
+        """Watch objects: yield ("LIST", all) first and after interruptions, and (type, [object]) for each change."""
         while True:
             try:
                 listed = await self.get(path, **query)

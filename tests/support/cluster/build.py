@@ -49,7 +49,7 @@ def cache_folder() -> Path:
 
 
 def binaries(report: Report = to_stderr) -> Path:
-    """Return the folder with etcd and the kube-* programs, built if needed (minutes). Raises Unavailable, Broken."""
+    """Return the folder with etcd and the kube-* programs. Building them takes minutes. Raises Unavailable, Broken."""
     _require(RUN_TOOLS)
     if given := os.environ.get(GIVEN):
         return _complete(Path(given))
@@ -85,7 +85,7 @@ def node_programs(report: Report = to_stderr) -> NodePrograms:
 
 
 def _made(what: str, time: str, recipe: Path, arguments: tuple[str, ...], report: Report) -> Path:
-    """Return the folder that a recipe fills as `bin`, cached until the recipe, debian.sh or the arguments change."""
+    """Return a recipe's output folder, which stays cached until the recipe, debian.sh or the arguments change."""
     recipes = b"".join(path.read_bytes() for path in (recipe, DEBIAN))
     digest = hashlib.sha256(recipes + " ".join(arguments).encode()).hexdigest()[:12]
     name = f"{recipe.stem}-{digest}"
@@ -131,7 +131,7 @@ def _require(tools: tuple[str, ...]) -> None:
 
 @contextmanager
 def locked(path: Path, report: Report = to_stderr) -> Iterator[int]:
-    """Hold the exclusive lock of a file. Yields the file's descriptor."""
+    """Hold an exclusive lock on a file, after waiting for it if needed. Yield the file's descriptor."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,7 +174,7 @@ def _run_recipe(what: str, command: list[str], lock: int, report: Report) -> Non
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, in which Go may have made parts of its caches read-only."""
+    """Remove a folder if it exists, even if Go has made parts of its caches in it read-only."""
     if folder.exists():
         subprocess.run(["chmod", "-R", "u+w", str(folder)], check=False)
         shutil.rmtree(folder)

@@ -23,12 +23,12 @@ def create(group: str) -> None:
 
 
 def enter(group: str, pid: int) -> None:
-    """Put a process, with all that it will start, into the group, in the freezer hierarchy only."""
+    """Put a process and its future descendants into the group, in the freezer hierarchy only."""
     (FREEZER / group / "cgroup.procs").write_text(str(pid))
 
 
 def remove(group: str) -> None:
-    """Remove a group. Raises TimeoutError if its processes do not end."""
+    """Remove a group from all hierarchies. Raises TimeoutError if its processes do not end within REMOVE_SECONDS."""
     end = time.monotonic() + REMOVE_SECONDS
     while left := [*_folders(group)]:
         for folder in left:

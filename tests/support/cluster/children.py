@@ -58,7 +58,7 @@ class Child:
             os.killpg(self.pid, number)
 
     async def wait(self) -> int:
-        """Wait for the exit code, 128 + N for signal N. Then kill the rest of the group, as a container's end does."""
+        """Wait for the process to end, and kill the rest of its group. Return the exit code, 128 + N for signal N."""
         code = await self.process.wait()
         self.signal_group(signal.SIGKILL)
         return code if code >= 0 else 128 - code
@@ -73,7 +73,7 @@ async def start(
     mounts: Sequence[Mount] = (),
     scratch: Path | None = None,
 ) -> Child:
-    """Start a command. log: the file to which it appends. scratch: an empty or new folder, if there are mounts."""
+    """Start a command that dies with this process. log: gets its output. scratch: an empty or new folder for mounts."""
     command = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
     if mounts:
         assert scratch is not None
@@ -93,7 +93,7 @@ async def start(
 
 
 def entering(folder: str, mounts: Sequence[Mount], scratch: Path) -> list[str]:
-    """Return an `unshare` prefix: the command after it runs in `folder` with these mounts. scratch: as for `start`."""
+    """Return an `unshare` prefix that runs the command after it in `folder` with these mounts. scratch: see `start`."""
     scratch.mkdir(parents=True, exist_ok=True)
     root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     triples = [
@@ -106,7 +106,7 @@ def entering(folder: str, mounts: Sequence[Mount], scratch: Path) -> list[str]:
 
 
 def _uncovered(mounts: Sequence[Mount]) -> list[Mount]:
-    """Return mounts of the checkout and the interpreter, which act as the image, if a volume would hide them."""
+    """Return mounts of the checkout and Python, which serve as the container's image, if `mounts` would hide them."""
     kept = {Path(path).resolve() for path in (CHECKOUT, sys.prefix, sys.base_prefix)}
     hidden = [path for path in kept if any(path.is_relative_to(m.target) for m in mounts if m.source != path)]
     return [Mount(source=path, target=str(path)) for path in sorted(hidden)]
@@ -158,7 +158,7 @@ def is_alive(pid: int) -> bool:
 
 
 def marked(variable: str) -> list[int]:
-    """Return the ids of the processes whose environment has this entry. variable: NAME=value."""
+    """Return the IDs of the processes whose environment has this entry. variable: NAME=value."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended

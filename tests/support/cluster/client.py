@@ -42,7 +42,7 @@ class Client:
         self._opener = urllib.request.build_opener(*handlers)
 
     def text(self, method: str, path: str, body: Any = None, *, content: str = "application/json", **query: Any) -> str:
-        """Send a request and return the answer. Retries if the server is busy (429; not evictions). Raises ApiError."""
+        """Send a request and return the answer. Retries HTTP 429, except for evictions. Raises ApiError."""
         end = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -98,7 +98,7 @@ class Client:
                 raise
 
     def wait(self, path: str, condition: Callable[[Json], Any], seconds: float = 300) -> Json:
-        """Poll an object until the condition holds, and return it; a missing one is {}. Raises AssertionError."""
+        """Poll an object ({} if missing) until the condition holds; return it. AssertionError after `seconds`."""
         end = time.monotonic() + seconds
         while True:
             found = self.find(path) or {}

@@ -1,4 +1,4 @@
-"""The start of a container's process, and its termination message."""
+"""Containers as local processes: their start and their termination messages."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ async def start(
     mounts: Sequence[children.Mount],
     scratch: Path,
 ) -> children.Child:
-    """Start a container. extra: variables that the pod's own may use or replace. scratch: a folder that need not exist.
+    """Start a container. extra: variables that its own may use or replace. scratch: an empty or new folder for mounts.
 
     Raises Unknown if a variable refers to an unset pod field, or to something other than a pod field. A command that
     cannot run ends at once; its log says why.

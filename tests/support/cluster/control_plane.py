@@ -1,4 +1,4 @@
-"""etcd, API server, controller manager and scheduler as processes of this machine."""
+"""A Kubernetes control plane as local processes: etcd, API server, controller manager and scheduler."""
 
 import asyncio
 import os
@@ -31,12 +31,12 @@ SUBJECTS = {
 
 
 class StartFailed(Exception):
-    """An error at the control plane's start, with the tails of the components' logs."""
+    """Raised if the control plane does not start. The message contains the ends of the components' logs."""
 
 
 class ControlPlane:
     """A control plane. folder: for kubeconfig files, certificates, logs and etcd's data. programs: from
-    build.binaries(). host: the API server's address; everything else is on loopback.
+    build.binaries(). host: the API server's IP address; the other components listen on loopback.
     """
 
     def __init__(self, folder: Path, programs: Path, host: str = HOST) -> None:
@@ -219,7 +219,7 @@ def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int, host: str
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports below the kernel's range for clients, so that no client takes one before it is used."""
+    """Return free TCP ports below the kernel's range for clients, so that no client takes a port before its use."""
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(15000, 32000)

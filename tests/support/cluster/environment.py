@@ -11,11 +11,11 @@ REFERENCE = re.compile(r"\$(\$|\((\w[\w.-]*)\))")
 
 
 class Unknown(Exception):
-    """Raised if a container needs a field or object that does not exist yet, or is unsupported; the container waits."""
+    """Raised if a container needs a field or object that is missing or unsupported. The container waits and retries."""
 
 
 def environment(pod: Json, container: Json, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a container. base: variables that the pod's own may use or replace. Raises Unknown."""
+    """Return a container's variables. base: variables that the container's own may use or replace. Raises Unknown."""
     found = dict(base)
     for entry in container.get("env", []):
         reference = entry.get("valueFrom")

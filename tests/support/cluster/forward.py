@@ -1,6 +1,4 @@
-"""The forwarding of a pod's port over a WebSocket, as a kubelet does it: v4.channel.k8s.io, one connection to one
-port.
-"""
+"""A kubelet's port forwarding over a WebSocket (v4.channel.k8s.io), for one connection to one port of a pod."""
 
 import asyncio
 import struct

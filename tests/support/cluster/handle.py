@@ -32,7 +32,7 @@ class ControlFailed(Exception):
 
 
 class Cluster:
-    """A cluster. path: its kubeconfig. folder: a test cluster's or None. process: the host that this handle started."""
+    """A cluster. path: its kubeconfig. folder: a test cluster's, else None. process: its host if started here."""
 
     def __init__(self, path: Path, folder: Path | None = None, process: "subprocess.Popen[str] | None" = None) -> None:
         self.kubeconfig, self.folder, self.api = path, folder, Client(path)
@@ -46,7 +46,7 @@ class Cluster:
         folder: Path | None = None,
         owned: bool = True,
     ) -> Self:
-        """Start a cluster of processes, which ends with this process if owned.
+        """Start a cluster whose pods are processes. nodes: by default usual_nodes(). owned: end it with this process.
 
         Raises build.Unavailable or build.Broken, or RuntimeError if the cluster does not start.
         """
@@ -162,7 +162,7 @@ class Cluster:
         return self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log")
 
     def service_account_kubeconfig(self, namespace: str, name: str, path: Path, seconds: int = 3600) -> Path:
-        """Write a kubeconfig with a ServiceAccount's token, requested for `seconds`, to `path`, and return `path`."""
+        """Write a kubeconfig with a ServiceAccount's token to `path`; return `path`. seconds: requested lifetime."""
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}"
         answer = self.api.request("POST", f"{account}/token", {"spec": {"expirationSeconds": seconds}})
         cluster, _ = kubeconfig.parts(self.kubeconfig)
@@ -188,7 +188,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def without(self, component: str = "kube-apiserver") -> Iterator[None]:
-        """Run a block while this component of the control plane is down."""
+        """Keep a component of the control plane down during the block."""
         self._call("take_down", component=component)
         try:
             yield
@@ -200,7 +200,7 @@ class Cluster:
         return status
 
     def tails(self) -> str:
-        """Return the ends of the components' logs."""
+        """Return the ends of the logs of the test cluster's host and components; "" for other clusters."""
         logs = sorted(self.folder.glob("*.log")) if self.folder else []
         return "\n".join(f"--- {log.name}\n{tail(log)}" for log in logs)
 

@@ -1,7 +1,7 @@
 """The process behind a test cluster: `python -m cluster.host FOLDER` owns every other process, and ends them all.
 
 FOLDER/config.json is its configuration. One line on standard output reports the start: {"ready": seconds} or {"error":
-"..."}. Then commands come as lines of JSON through the socket FOLDER/control.
+"..."}. Then the process accepts commands at the socket FOLDER/control, one line of JSON for each connection.
 """
 
 import asyncio
@@ -182,7 +182,7 @@ async def _start(stack: AsyncExitStack, folder: Path, config: Json, subnet: int)
 
 
 async def _unless(ended: asyncio.Event, work: Awaitable[Host]) -> Host | None:
-    """Return the result of the work; None if the cluster's end came first."""
+    """Return the result of the work. If `ended` is set first, cancel the work and return None."""
     task, end = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     await asyncio.wait((task, end), return_when=asyncio.FIRST_COMPLETED)
     end.cancel()

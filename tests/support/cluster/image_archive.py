@@ -1,4 +1,4 @@
-"""An image without a registry: busybox and its libraries, as an archive that containerd imports."""
+"""An image archive with busybox and its libraries, which containerd imports without a registry."""
 
 import hashlib
 import io
@@ -13,7 +13,7 @@ NOBODY = "root:x:0:0::/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n"
 
 
 def write(path: Path, names: Sequence[str], busybox: Path, entrypoint: Sequence[str] = ("/bin/sh",)) -> Path:
-    """Write the archive. names: the image's names, with tags. busybox: a program of this machine's architecture."""
+    """Write the archive and return its path. names: the image's names, with tags. busybox: the program's path."""
     layer = _layer(busybox)
     config = {
         "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[_machine()],

@@ -1,7 +1,7 @@
-"""The process that outlives a cluster with real nodes: `python -m cluster.janitor FOLDER GROUP_PREFIX`.
+"""The process that cleans up after a cluster with real nodes: `python -m cluster.janitor FOLDER GROUP_PREFIX`.
 
-It waits for the end of its standard input, which the cluster's host closes at its own end, even if it is killed. The
-kernel removes processes, mounts and interfaces; the janitor removes the cgroups and the folder.
+Its standard input ends when the cluster's host ends, even if the host is killed. The kernel then removes processes,
+mounts and interfaces; the janitor removes the cgroups and the folder.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Kubeconfig files: written for the test cluster, read for it and for others, such as kind."""
+"""Functions that write kubeconfig files for the test cluster, and read those of any cluster, such as kind's."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ import yaml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The way to an API server: its URL, TLS settings with the client's certificate, and a token if any."""
+    """Access to an API server: its URL, TLS settings with the client's certificate if any, and a token if any."""
 
     server: str
     tls: ssl.SSLContext
@@ -21,8 +21,8 @@ class Access:
 
 
 def write(path: Path, *, server: str, ca: str, user: dict[str, str], namespace: str = "default") -> Path:
-    """Write a kubeconfig. ca: PEM. user: {"token": ...}, or {"client-certificate-data": PEM, "client-key-data":
-    PEM}.
+    """Write a kubeconfig to `path`, and return `path`. ca: in PEM. user: {"token": ...}, or
+    {"client-certificate-data": PEM, "client-key-data": PEM}.
     """
     encoded = {key: value if key == "token" else _encode(value) for key, value in user.items()}
     config = {

@@ -1,4 +1,4 @@
-"""The kubelet of all fake nodes in one process, which can also break the nodes."""
+"""A kubelet for all fake nodes together, which can also fail and delete nodes."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ PODS = "/api/v1/pods"
 
 
 class Kubelet:
-    """The kubelet of all nodes. folder: for volumes and logs. env: variables of every container."""
+    """The kubelet of all fake nodes. folder: for volumes and logs. env: variables of every container."""
 
     def __init__(self, api: Api, folder: Path, env: Mapping[str, str]) -> None:
         self.api, self.folder, self.env = api, folder, dict(env)
@@ -63,7 +63,7 @@ class Kubelet:
         return files[0] if files else None
 
     def address(self, namespace: str, pod: str) -> str | None:
-        """Return the address of a pod that runs or has run on these nodes, and is not deleted; None for others."""
+        """Return the address of a pod on these nodes, running or ended; None if they have no such pod."""
         for runner in self.runners.values():
             meta = runner.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):
@@ -78,7 +78,7 @@ class Kubelet:
         return self.nodes[name]
 
     def fail(self, name: str) -> None:
-        """Cut the power of a machine: its processes are killed together, and the API server hears nothing."""
+        """Simulate a power cut of a machine: kill its pods' processes and stop its heartbeats, without notice."""
         node = self.node(name)
         if node.mode is Mode.FAILED:
             return
@@ -97,7 +97,7 @@ class Kubelet:
         await self.api.request("DELETE", node.path)
 
     def signal(self, namespace: str, pod: str, number: int) -> None:
-        """Send a signal to one pod's processes."""
+        """Send a signal to a pod's processes. Raises ValueError if no such pod is on these nodes."""
         for runner in self.runners.values():
             meta = runner.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):

@@ -1,4 +1,4 @@
-"""The parts of a kubelet's HTTPS server for logs and for forwarded ports (over WebSockets)."""
+"""A kubelet's HTTPS server for the logs of containers and for port forwarding over WebSockets."""
 
 import asyncio
 import ssl

@@ -26,9 +26,7 @@ class Mode(StrEnum):
 
 
 class Node:
-    """A node. index, subnet: 1 to 249 each; its addresses are 127.index.subnet.*. version: the cluster's, such as
-    v1.36.2.
-    """
+    """A fake node. index, subnet: 1 to 249; its addresses are 127.INDEX.SUBNET.*. version: such as v1.36.2."""
 
     def __init__(self, api: Api, spec: NodeSpec, index: int, subnet: int, log_port: int, version: str) -> None:
         self.api, self.spec, self.log_port, self.version = api, spec, log_port, version
@@ -45,7 +43,7 @@ class Node:
         return f"{self._prefix}.1"
 
     def next_address(self) -> str:
-        """Return an address for a pod. There are 252; the 253rd pod gets the first one's."""
+        """Return the next pod's address. A node has 252 of them; the 253rd pod gets the first pod's."""
         self._next += 1
         return f"{self._prefix}.{2 + (self._next - 1) % 252}"
 
@@ -77,7 +75,7 @@ class Node:
     async def beat(self) -> None:
         """Send heartbeats forever.
 
-        After a late or failed heartbeat, as when the API server was away, the node reports for a time that it is ready.
+        After a late or failed heartbeat, each heartbeat also reports for DOUBT_SECONDS that the node is ready.
         """
         doubted = 0.0
         while True:

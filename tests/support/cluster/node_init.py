@@ -1,7 +1,7 @@
 """The first process of a real node, in namespaces of its own: `python node_init.py SETTINGS`, standard library only.
 
-It turns its namespaces into a node, keeps containerd and the kubelet running, and is the parent of all orphans. When it
-is killed, its processes, mounts and interfaces are gone, as in a power cut.
+SETTINGS is a JSON file. The process turns its namespaces into a node, keeps containerd and the kubelet running, and
+adopts orphans. If it is killed, the kernel removes the node's processes, mounts and interfaces, as in a power cut.
 """
 
 import json

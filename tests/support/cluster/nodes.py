@@ -1,4 +1,4 @@
-"""The nodes of the test cluster. Tests and the host process share this module."""
+"""Specifications of the test cluster's nodes, for tests and for the host process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,5 +37,5 @@ def on_demand(name: str, zone: str, gpus: int = 8) -> NodeSpec:
 
 
 def usual_nodes() -> list[NodeSpec]:
-    """Return spot nodes in zones a, b, c, and an on-demand node in zone a. kind.yaml lacks the spot node in zone a."""
+    """Return a spot node in each of zones a, b and c, and an on-demand node in zone a. kind.yaml lacks spot-a."""
     return [*(spot(f"spot-{zone}", f"zone-{zone}") for zone in "abc"), on_demand("on-demand-a", "zone-a")]

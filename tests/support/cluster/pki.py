@@ -29,8 +29,8 @@ class Pki:
 
 
 def create(folder: Path, clients: dict[str, str], address: str) -> Pki:
-    """Make all certificates and keys. clients: subject by name, such as {"admin": "/O=system:masters/CN=admin"}.
-    address: the API server's.
+    """Make all certificates and keys in the new folder `folder`. clients: subject by name, such as {"admin":
+    "/O=system:masters/CN=admin"}. address: the API server's IP address.
     """
     folder.mkdir(mode=0o700)
     config = folder / "openssl.cnf"

@@ -1,4 +1,4 @@
-"""One pod on one node, whose containers are local processes."""
+"""The runner of one pod, whose containers are local processes."""
 
 import asyncio
 import contextlib
@@ -125,7 +125,7 @@ class PodRunner:
                 group.create_task(self._run_container(container, self._records[container["name"]]))
 
     async def _prepare(self) -> bool:
-        """Prepare the volumes. Return False if the pod is stopped before they exist."""
+        """Prepare the volumes, and retry until all exist. Return False if the pod is stopped first."""
         while not self._stopping.is_set():
             try:
                 await self._volumes.prepare()
@@ -137,8 +137,8 @@ class PodRunner:
         return False
 
     async def _run_container(self, container: Json, record: Record) -> None:
-        """Run a container to its end, once its variables are known. If the pod is stopped before that, the exit code is
-        137. The container is never restarted, whatever its policy; a controller replaces a pod that has ended.
+        """Run a container to its end, once its variables are known. If the pod is stopped before the container starts,
+        record exit code 137. The container is never restarted, whatever its policy; controllers replace ended pods.
         """
         while not self._stopping.is_set():
             try:
@@ -198,7 +198,7 @@ class PodRunner:
 
 
 async def remove(api: Api, pod: Json) -> None:
-    """Delete a pod's API object at once, since its processes have ended. An object that is gone is no error."""
+    """Delete the API object of a pod whose processes have ended, without a grace period. No error if it is gone."""
     meta = pod["metadata"]
     options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
     try:

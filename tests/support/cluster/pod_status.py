@@ -14,7 +14,7 @@ def now() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One container, which is never restarted, and its state as in a ContainerStatus."""
+    """A container's state, as in a ContainerStatus. The container is never restarted."""
 
     name: str
     image: str
@@ -69,7 +69,7 @@ def _only(state: Json) -> Json:
 
 
 def phase(records: Sequence[Record], init: Sequence[Record], *, over: bool) -> str:
-    """Return the pod's phase. over: whether no container runs or will still start."""
+    """Return the pod's phase. over: whether the pod has ended, so that no container runs or will start."""
     codes = [record.exit_code for record in (*init, *records)]
     if over:
         return "Succeeded" if all(code == 0 for code in codes) else "Failed"

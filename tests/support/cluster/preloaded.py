@@ -1,6 +1,6 @@
-"""Containers that run the trainer or the operator, as processes forked with their imports: see `warm_processes.py`.
+"""Containers of the trainer or the operator, forked from a process with all imports: see `warm_processes.py`.
 
-Everything else is as for other containers: mounts, environment, folder, session, log, signals and exit code.
+They have the same mounts, environment, folder, session, log, signals and exit code as other containers.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ PRELOADED = (["python", "-m", "bamboo_trainer"], ["python", "-m", "bamboo_operat
 
 
 class Preloaded:
-    """The starter of containers. place: the socket of the forker, a process with all imports that forks containers.
-    The forker starts when it is first needed, and ends with this process.
+    """The starter of containers. place: the path of the socket of the forker, a process with all imports that forks
+    containers. The first container that needs the forker starts it; it ends with this process.
     """
 
     def __init__(self, place: Path) -> None:
@@ -35,8 +35,8 @@ class Preloaded:
         mounts: Sequence[children.Mount],
         scratch: Path,
     ) -> children.Child:
-        """Start a container: by a fork if its command begins with one of PRELOADED and this process is root, since
-        only root may enter another process's mounts; else by children.start.
+        """Start a container. Fork it if its command begins with one of PRELOADED and this process is root; only root
+        may enter another process's mounts. Otherwise use `children.start`.
         """
         if list(argv[:3]) not in PRELOADED or os.getuid() != 0:
             return await children.start(argv, log, env=env, folder=folder, mounts=mounts, scratch=scratch)

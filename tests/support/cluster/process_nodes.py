@@ -16,7 +16,7 @@ from cluster.nodes import NodeSpec
 
 
 class ProcessNodes:
-    """The nodes of a cluster of processes. subnet: no other test cluster of this machine may have it."""
+    """Nodes whose pods are processes of this machine. subnet: 1 to 249, a different one for each test cluster."""
 
     def __init__(self, api: Api, folder: Path, plane: ControlPlane, subnet: int) -> None:
         self.api, self.folder, self.subnet = api, folder, subnet

@@ -96,7 +96,7 @@ class RealNode:
         (self.folder / "init.json").write_text(json.dumps(settings))
 
     async def boot(self) -> None:
-        """Switch the node on; its kubelet may not have started yet."""
+        """Start the node's first process and connect the node to the switch. The kubelet starts later."""
         cgroups.create(self.group)
         kinds = ("--net", "--mount", "--pid", "--uts", "--ipc")
         unshare = ["unshare", *kinds, "--fork", "--kill-child", "--propagation", "private", "--mount-proc"]
@@ -167,7 +167,7 @@ def network_settings(pods: str) -> Json:
 
 
 def kubelet_settings(minor: int, group: str, folder: Path, authority: Path, addresses: Addresses) -> Json:
-    """Return the KubeletConfiguration. minor: the kubelet's version; fields that it does not know are left out."""
+    """Return the KubeletConfiguration for a kubelet of this minor version, without fields that it does not know."""
     settings: Json = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",

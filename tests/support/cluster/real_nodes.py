@@ -117,7 +117,7 @@ class RealNodes:
         await self.api.request("DELETE", f"/api/v1/nodes/{node}")
 
     async def log(self, namespace: str, pod: str) -> str:
-        """Return the part of a log that the kubelet still has; "" if the pod is gone."""
+        """Return the part of a pod's log that the kubelet still has; "" if the pod is gone."""
         try:
             return await self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log")
         except ApiError as error:

@@ -1,6 +1,6 @@
-"""nftables rules and DNS names for Services, computed from the API objects. Pure.
+"""Pure functions that compute nftables rules and DNS names for Services from API objects.
 
-Missing: node ports, session affinity, SRV records, and a pod's connection to itself through its own Service.
+Not supported: node ports, session affinity, SRV records, and a pod's connection to itself through its own Service.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ DOMAIN = "svc.cluster.local"
 
 
 def rules(services: Sequence[Json], endpoints: Sequence[Json]) -> str:
-    """Return the nodes' nft script: connections to a Service go to its endpoints in turn; without any they fail."""
+    """Return the nodes' nft script: it spreads connections over a Service's endpoints; without any, they fail."""
     by_name = _by_name(endpoints)
     lines = [line for service in services for line in _service(service, by_name.get(_name(service), []))]
     body = "; ".join([*lines, ""])

@@ -1,21 +1,21 @@
-"""Pretended CUDA devices: code for GPUs runs on a machine without one, and fails where it would fail on a real one.
+"""Pretended CUDA devices: GPU code runs on a machine without a GPU, and fails where it would fail on a real GPU.
 
 torch takes them for CUDA devices. Their memory is the host's, and operations run at once, on the CPU, but
 
 - an operation cannot use tensors of two devices, or of a device and the host, except the host's 0-dim tensors;
 - a non-blocking copy between pinned memory and a device is made as late as its stream's order allows: when the program
-  or another stream waits for it. Until then its target holds NaN. On a stream that is not the device's default one it
+  or another stream waits for it. Until then its target holds NaN. Except on the device's default stream, the copy
   reads its source only then, so a test sees whether the source was overwritten, or freed without `record_stream`;
 - a copy from device to device is made as torch makes it, on the stream of the source's device;
 - an operation raises RuntimeError if its stream is not ordered after the operations that made its tensors, or after the
-  work that was queued on their memory's stream when the memory was allocated; so does the next operation after the
-  program frees memory that a stream other than its own may still use, if `record_stream` did not name that stream;
+  work that was queued on their memory's stream when the memory was allocated. The next operation also raises it after
+  the program frees memory that another stream than its own may still use, unless `record_stream` named that stream;
 - a device has a default stream and 32 others, which torch hands out in turn;
 - an event behind unfinished copies is complete once the program or a stream has waited for it, or the program has
   queried it three times; the time between two events is the time between their records.
 
-They cannot show real kernels, the order of their sums, or real time. They have no cuDNN kernels, so no recurrent
-layers. A process has them from its start, with `environment`, or not at all.
+They do not reproduce real kernels, the order of their sums, or real time. They have no cuDNN kernels, and so no
+recurrent layers. A process gets them only at its start, by the variables of `environment`.
 """
 
 import ctypes
@@ -62,14 +62,14 @@ def built() -> Path:
 
 
 def environment(library: Path, others: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a process with pretended GPUs, and of its children. others: variables to keep."""
+    """Return the variables that give a process and its children pretended GPUs. others: other variables to keep."""
     here, path = SOURCE.parent, others.get("PYTHONPATH", "")
     there = os.pathsep.join(filter(None, (str(here / "start"), str(here.parent), path)))
     return {**others, "PYTHONPATH": there, "PRETENDED_GPU": str(library), "BAMBOO_DEVICE": ""}
 
 
 def begin(library: Path) -> None:
-    """Install the pretended GPUs in this process, which must not have imported torch: its import looks for GPUs."""
+    """Install the pretended GPUs in this process. It must not have imported torch, whose import looks for GPUs."""
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(_torch() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     _replace_module(ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL))

@@ -1,1 +1,1 @@
-"""Programs that run in or for warm processes; see `warm_processes.py`."""
+"""Programs that start warm processes, and stand in for them in jobs; see `warm_processes.py`."""

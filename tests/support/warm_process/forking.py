@@ -1,9 +1,9 @@
 """The process from which warm ones are forked, with the imports of workers, their launchers and the operator.
 
 Tests run this script with a listening socket as standard input; `warm_stand_in.py` and `cluster/preloaded.py` connect
-to it. A connection is one process: the starter sends a JSON document after its length, with the three standard files,
-then a byte for each signal. The starter receives the process's ID, and at the process's end its exit code, negative for
-a signal. The process is killed if the connection closes.
+to it. Each connection starts one process. The starter sends the length of a JSON document, with the three standard
+files, then the document, then a byte for each signal. It receives the process's ID and, at the process's end, the exit
+code, negative for a signal. The process is killed if the connection closes.
 """
 
 import contextlib
@@ -83,8 +83,8 @@ def supervise(starter: socket.socket) -> NoReturn:
 def become(start: dict[str, Any], files: list[int]) -> NoReturn:
     """Run a module as `python -m ARGUMENTS` would, with these standard files, and exit with its code.
 
-    start: `arguments`; `env`; `folder`, or a command for `enter`; `group`: its process group, None for a new session;
-    `path`: sys.path, None for that of Python without -P.
+    start: `arguments`; `env`; `enter`: a command for enter(), if not empty; `folder`: else its working directory;
+    `group`: its process group, None for a new session; `path`: sys.path, None for that of Python without -P.
     """
     code = 1
     try:
@@ -128,7 +128,7 @@ def stream(number: int, mode: str, errors: str = "strict") -> TextIO:
 
 
 def enter(command: Sequence[str]) -> None:
-    """Enter the mounts, root and folder that a command would give to the program that it runs."""
+    """Enter the mounts, root and folder in which a command runs programs. Exits with its code if it fails."""
     with subprocess.Popen([*command, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as there:
         assert there.stdin is not None
         assert there.stdout is not None

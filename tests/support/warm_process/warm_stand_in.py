@@ -1,4 +1,4 @@
-"""A process of a test's job. It lets a warm process do its work, and ends with the same exit code or signal."""
+"""A process that stands in for a warm one: it forwards signals, and ends with the warm one's exit code or signal."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def send(forker: socket.socket, start: dict[str, Any], files: list[int]) -> None
 
 
 def run(place: str) -> NoReturn:
-    """Let a warm process do this process's work. place: the socket of the process that forks."""
+    """Let a warm process do this process's work, and end as it does. place: the path of the forker's socket."""
     start = {
         "arguments": sys.orig_argv[3:],
         "env": dict(os.environ),
