@@ -84,7 +84,7 @@ def test_a_machine_without_any_price_is_known_as_such() -> None:
     assert has_price(machine_of(layered(2), None), plain, MADE_UP)
 
 
-def test_a_price_is_the_files_the_profiles_or_the_jobs() -> None:
+def test_a_price_is_the_files_the_jobs_or_the_profiles() -> None:
     bare = msgspec.structs.replace(layered(2), prices=None)
     prices = {"Spot": "1.5", "OnDemand": "2.5"}
     pools = [{"name": kind.lower(), "capacity": kind, "pricePerHour": price} for kind, price in prices.items()]
@@ -94,6 +94,7 @@ def test_a_price_is_the_files_the_profiles_or_the_jobs() -> None:
     shared = world(manifest(2, 1, 6, nodePools=pools, spread={"workersPerNode": 2}), bare)
     assert shared.on_demand_usd("m") == 5.0, "of a node with two workers"
     assert world(manifest(2, 1, 6), bare).on_demand_usd("m") is None
-    assert world(manifest(2, 1, 6, nodePools=pools), layered(2)).on_demand_usd("m") == 3.0
+    assert world(manifest(2, 1, 6, nodePools=pools), layered(2)).on_demand_usd("m") == 2.5
+    assert world(manifest(2, 1, 6), layered(2)).on_demand_usd("m") == 3.0
     none = replace(at, machines={"m": machine_of(layered(2), MachinePrice(spot=1.0))})
     assert none.on_demand_usd("m") is None, "a price file without one: it is not to be had"

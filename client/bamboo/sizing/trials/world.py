@@ -128,27 +128,30 @@ class World:
         return self.spec.training.steps
 
     def spot_usd(self, machine: str) -> float:
-        """Return the mean USD per hour of a spot node: from the recording, else the profile, else the job's pools.
-        Return 1 if none has a price. A price file's prices are in the profile.
+        """Return the mean USD per hour of a spot node: the recording's, else the price file's, the job's or the
+        profile's; 1 if all are unknown.
         """
-        figures, prices = self.market.figures, self.machines[machine].profile.prices
+        figures = self.market.figures
         if figures is not None and figures.usd_per_hour is not None:
             return figures.usd_per_hour
-        if prices is not None:
-            return prices.spot
-        return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.SPOT)) or 1.0
+        price, prices = self._pools_usd(machine, Capacity.SPOT), self.machines[machine].profile.prices
+        return price if price is not None else prices.spot if prices else 1.0
 
     def on_demand_usd(self, machine: str) -> float | None:
-        """Return the USD per hour of an on-demand node; None if unknown, or if the price file names only a spot price.
-
-        The price comes from the price file or the profile, else from the job's first on-demand pool with a price.
+        """Return the USD per hour of an on-demand node: the price file's, else the job's or the profile's; None if
+        unknown, or if the price file names only a spot price.
         """
         kind = self.machines[machine]
         if kind.price is not None and kind.price.on_demand is None:
             return None
-        if kind.profile.prices is not None:
-            return kind.profile.prices.on_demand
-        return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.ON_DEMAND))
+        price, prices = self._pools_usd(machine, Capacity.ON_DEMAND), kind.profile.prices
+        return price if price is not None else prices.on_demand if prices else None
+
+    def _pools_usd(self, machine: str, capacity: Capacity) -> float | None:
+        """Return a node's USD per hour in the job's pools; None if unknown or replaced by the price file."""
+        if self.machines[machine].price is not None:
+            return None
+        return self.spec.spread.node_price(pool_price(self.spec.node_pools, capacity))
 
     def run(self, candidate: Candidate, seed: int) -> JobRun:
         """Return the input of a simulated run of a candidate, which the manifest's rules must allow.
