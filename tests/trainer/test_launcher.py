@@ -58,13 +58,20 @@ launcher.main()
 """
 
 
-def test_a_worker_that_cannot_be_started_is_told_to_have_ended() -> None:
-    start = {"op": "start", "worker": "w1", "url": "", "token": "", "zone": "", "gate": [5]}
+START = {"op": "start", "worker": "w1", "url": "", "token": "", "zone": "", "gate": [5]}
+CALL = {"op": "call", "id": 3, "function": "os:getpid", "arguments": {}}
+FULL = "no process can be started: Resource temporarily unavailable"
+
+
+def test_a_worker_or_a_call_that_cannot_be_started_is_reported() -> None:
     command = [sys.executable, "-c", UNABLE_TO_FORK, "--bare"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        server.stdin.write(json.dumps(start).encode() + b"\n")
+        for one in (START, CALL):
+            server.stdin.write(json.dumps(one).encode() + b"\n")
         server.stdin.flush()
-        events = [json.loads(server.stdout.readline()) for _ in range(2)]
-        assert events == [{"event": "ready"}, {"event": "exited", "worker": "w1", "code": 1}]
+        ready, *events = [json.loads(server.stdout.readline()) for _ in range(3)]
+        assert ready == {"event": "ready"}
+        exited, failed = {"event": "exited", "worker": "w1", "code": 1}, {"event": "result", "id": 3, "error": FULL}
+        assert events == [exited, failed]

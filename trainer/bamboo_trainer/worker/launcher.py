@@ -179,7 +179,11 @@ class Launcher:
                 stream.write(text)
             return 0
 
-        self._fork(answer, id, file)
+        try:
+            self._fork(answer, id, file)
+        except OSError as error:
+            os.close(file)
+            self._tell(event="result", id=id, error=f"no process can be started: {system_reason(error)}")
 
     def _fork(self, body: Callable[[], int], name: Any, answer: int | None = None) -> int:
         """Fork a child that exits with `body`'s result; return its pid. name, answer: see `_Child`. Raises OSError."""
