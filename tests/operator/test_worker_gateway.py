@@ -135,6 +135,7 @@ async def test_a_new_certificate_in_the_same_files_is_taken_up(tmp_path: Path, m
     monkeypatch.setattr("bamboo_operator.auth.worker_gateway.POLL_SECONDS", 0.05)
     files = certificate(tmp_path)
     context = files.context()
+    files.key.unlink()  # as while the files are swapped
     fresh = asyncio.create_task(files.keep_fresh(context))
     try:
         async with house(context) as place:

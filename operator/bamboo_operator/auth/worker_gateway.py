@@ -58,8 +58,12 @@ class ServingCertificate:
             except OSError as error:
                 logger.warning("cannot load the new certificate: %s", error)
 
-    def _stamp(self) -> tuple[float, float]:
-        return self.chain.stat().st_mtime, self.key.stat().st_mtime
+    def _stamp(self) -> tuple[float, float] | None:
+        """Return when each file was last modified; None while one of them cannot be read."""
+        try:
+            return self.chain.stat().st_mtime, self.key.stat().st_mtime
+        except OSError:
+            return None  # `keep_fresh` logs the reason when it loads the files
 
 
 BOUNDS = ConnectionBounds(unauthenticated=1024)
