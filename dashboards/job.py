@@ -75,7 +75,7 @@ def _now() -> list[object]:
         ),
         number(
             "Steps at risk",
-            "Steps since the newest checkpoint; green up to one interval. Nothing if the job keeps none.",
+            "Steps since the newest checkpoint. Nothing if the job keeps none.",
             "none",
             f"max(bamboo_job_step{{{J}}}) - max(bamboo_job_checkpoint_step{{{J}}})",
         ),

@@ -34,7 +34,7 @@ from bamboo_core.history.records import EvaluationRecord, StepRecord  # noqa: E4
 from chromium_kit import MISSING, browser, chromium  # noqa: E402
 
 KILLS: Final = 12
-TEXT_BYTES: Final = 8_000_000
+TEXT_CHARACTERS: Final = 8_000_000
 VALIDATION_SHARE: Final = 20  # every 20th document is for validation
 WORDS: Final = 8192
 END: Final = "<|endoftext|>"
@@ -122,14 +122,14 @@ def documents() -> Iterator[tuple[str, str]]:
 
 
 def write_texts(folder: Path) -> None:
-    """Write every 20th document to validation.jsonl, and about TEXT_BYTES characters of others to train.jsonl."""
+    """Write every 20th document to validation.jsonl, and about TEXT_CHARACTERS characters of others to train.jsonl."""
     total = {"train": 0, "validation": 0}
     files = {name: (folder / f".{name}.jsonl").open("w") for name in total}
     for number, (name, text) in enumerate(documents()):
         part = "validation" if number % VALIDATION_SHARE == 0 else "train"
         files[part].write(json.dumps({"file": name, "text": text}) + "\n")
         total[part] += len(text)
-        if total["train"] > TEXT_BYTES:
+        if total["train"] > TEXT_CHARACTERS:
             break
     for part, file in files.items():
         file.close()
