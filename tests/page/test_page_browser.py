@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec import structs
 
 from bamboo_core.control.memory import Memory, Traffic
-from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Status, WorkerState
+from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker, Status, WorkerState
 from bamboo_core.job.status import read_status
 from bamboo_core.page.document import Document, PoolCost, document
 from bamboo_core.page.server import add_page, answer, bearer, refusal
@@ -80,6 +80,7 @@ def page(*, over: bool = False, told: int = 1) -> Document:
         traffic=(("tiny-w0", Traffic(sync=7 << 20, state=1)),),
         evaluations=((2, {"loss": 1.5}), (4, {"loss": 2.5})),
         best_evaluation=2,
+        slow=(SlowWorker(worker="tiny-w3", pipeline=1, stage=1, seconds=0.2, usual=0.1, sentence="w3 is slow"),),
     )
     counts = written(preemptions=1, takeovers=1, restores=1, cost={"total": "12.5000", "perHour": "3"})
     return drawn(status, record, counts, over=over)
@@ -132,6 +133,7 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears(chrome: str) -> None
         assert ("rowheader", "Pipeline 0") in tree
         assert any(role == "cell" and "w0 training 2 stages unprotected" in name for role, name in tree), tree
         assert any(role == "cell" and "w9 lost" in name for role, name in tree)
+        assert any(role == "cell" and "w3 leaving slow protected" in name for role, name in tree)
         assert any(role == "image" and re.match(r"Loss: 1\.0000 at step 5; lowest", name) for role, name in tree)
         assert ("progressbar", "Steps done") in tree
         assert {"main", "banner", "table", "list", "region", "time"} <= {*roles, "banner"}

@@ -114,7 +114,7 @@ function age({ at, writing }, now, { over }) {
 function grid({ live, owners }) {
   const known = live ? live.grid : owners.map((row) => row.map((worker) => [worker, null]));
   const ended = live && live.phase === "Over";
-  const [states, slow, cells] = [new Map(live && live.workers), new Map(live && live.slow.map((one) => [one.worker, one.told])), new Map()];
+  const [states, slow, cells] = [new Map(live && live.workers), new Map(live && live.slow.map((one) => [one.worker, one.sentence])), new Map()];
   for (const [worker] of known.flat()) cells.set(worker, (cells.get(worker) ?? 0) + 1);
   const rows = known.map((row) =>
     row.map(([worker, held]) => ({
