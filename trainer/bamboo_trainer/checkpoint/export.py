@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import torch
+
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.complaints import system_reason
@@ -62,11 +64,11 @@ def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] 
     return config
 
 
-def describe(model: NamedModel, folder: Path) -> None:
+def describe(model: NamedModel, dtype: torch.dtype, folder: Path) -> None:
     """Write a transformers folder without weights: config.json, tokenizer, a causal model's generation settings."""
     classes = getattr(transformers(), AUTO[model.objective][1])
     model.config.architectures = [classes[type(model.config)].__name__]
-    model.config.dtype = "float32"
+    model.config.dtype = dtype
     model.config.save_pretrained(folder)
     source = Path(model.settings.model) if model.settings.model else None
     if source:
@@ -129,7 +131,8 @@ def export(
                 _write(source, layout, file, progress)
         else:
             with whole_folder(output) as folder, (folder / SINGLE).open("xb") as file:
-                describe(model, folder)
+                dtypes = (DTYPES[entry.dtype] for entry, _ in layout.places)  # the widest ones first
+                describe(model, next(dtype for dtype in dtypes if dtype.is_floating_point), folder)
                 _write(source, layout, file, progress)
     except OSError as error:
         raise ExportError(f"cannot write {output}: {system_reason(error)}") from None
