@@ -72,6 +72,22 @@ def test_an_api_server_that_is_busy_is_asked_again_and_other_kinds_do_not_wait_f
     assert caplog.text.count("cannot list things") == 2, "once in each"
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_resync_that_is_wanted_and_ended_at_once_ends(turns: int) -> None:
+    """A cancellation counts even if the resync is requested in the turns of the loop just before it."""
+    resync = Resync([])
+    task = asyncio.create_task(resync.run())
+    while resync.waiting:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)
+    resync.soon()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=60)
+    assert done
+
+
 @pytest.mark.parametrize("shown", [True, False])
 def test_what_exists_has_to_be_shown_in_time(shown: bool) -> None:
     things = Things({"a", "b"}, {"a"})

@@ -129,7 +129,8 @@ class ForkServer:
         if self._running():
             return ""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await process.wait()
         return f": it {exit_detail(process.returncode)}" if process.returncode is not None else ": it has ended"
 
     def _imports_now(self, words: str) -> str:
@@ -195,11 +196,13 @@ class ForkServer:
         if not self._ready.is_set():
             _kill(process)  # it is still importing and has no child yet
         try:
-            await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await process.wait()
         except TimeoutError:
             _kill(process)
             try:
-                await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await process.wait()
             except TimeoutError:
                 stays = f"process {process.pid}, the launcher of workers, is still there {CLOSE_SECONDS:g} s after"
                 raise ForkServerError(f"{stays} it was killed") from None

@@ -196,7 +196,8 @@ class _LocalRun:
             if (left := begun + seconds - time.monotonic()) <= 0:
                 break
             with contextlib.suppress(TimeoutError):
-                event = await asyncio.wait_for(self._events.get(), left)
+                async with asyncio.timeout(left):
+                    event = await self._events.get()
                 if not self._hear_of_loggers(event):
                     self._handle(event)
                 if isinstance(event, Received) and isinstance(event.message, WorkerWarning | Bye):

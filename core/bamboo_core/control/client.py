@@ -120,7 +120,8 @@ class Control:
                     if await self._connect(session):
                         backoff = FIRST_BACKOFF_SECONDS
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._stop.wait(), backoff)
+                        async with asyncio.timeout(backoff):
+                            await self._stop.wait()
                     backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
             await asyncio.sleep(CLOSE_SECONDS)
         finally:

@@ -63,7 +63,8 @@ class Resync:
         """Resync every EVERY_SECONDS, and within seconds after a call of soon(), until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), EVERY_SECONDS)
+                async with asyncio.timeout(EVERY_SECONDS):
+                    await self._asked.wait()
             await asyncio.sleep(FIRST_SECONDS if self.waiting else SETTLE_SECONDS)
             self._asked.clear()
             await self._resync()
