@@ -421,6 +421,17 @@ def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int,
         assert all(node == other and torch.equal(total, same) for (node, total), (other, same) in pairs)
 
 
+def test_a_finished_sum_that_is_being_sent_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without room keeps finished sums in host memory, where frames have them uncopied."""
+    monkeypatch.setattr("bamboo_trainer.stage.gradients.has_room", lambda device, size: False)
+    total, (left, right) = GradientSum(8, torch.device("meta"), range(3), range(2)), gradients(2)
+    total.resume((0, 1), [left])
+    sent = total.apart(total.finished[0][1])
+    total.resume((1, 2), [right])
+    assert torch.equal(sent, left)
+    assert torch.equal(total.total(), left + right)
+
+
 @pytest.mark.parametrize(("groups", "cuts"), [(16, (5, 6, 10)), (13, (1, 2, 12)), (7, (3,)), (1, ())])
 def test_sums_that_several_workers_have_made_come_to_the_same_bits(groups: int, cuts: tuple[int, ...]) -> None:
     """Resuming a sum does not modify the received tensors, because the message log keeps these."""

@@ -309,18 +309,12 @@ class GradientSum:
             whole = parent(left, right, len(self._bounds) - 1)
             if whole is None:
                 break
+            # a left one in host memory stays as it is: a frame may have it (`apart`)
+            into, added = (total, other) if total.device == other.device == self._device else (other, total)
             for place in places:
-                self._add(total, other, place)
-            nodes[-2:] = [(whole, total if total.device == other.device else other)]
+                _add(into, added, place)
+            nodes[-2:] = [(whole, into)]
         return nodes
-
-    def _add(self, left: Tensor, right: Tensor, place: slice) -> None:
-        """Add two sums in place: into the left one if both are on one device, else into the right one on its device."""
-        if left.device == right.device:
-            left[place] += right[place]
-            return
-        for piece in pieces(right.numel(), place):
-            right[piece] += left[piece].to(right.device)
 
     @property
     def finished(self) -> tuple[tuple[SumNode, Tensor], ...]:
@@ -335,7 +329,7 @@ class GradientSum:
             place = self._device if has_room(self._device, total.nbytes) else torch.device("cpu")
             self._done = self._merged([*self._done, (node, total.to(place, copy=True))], [slice(None)])
             self._group = node.end
-        self._added = microbatches[1]
+        self._added += microbatches[1] - microbatches[0]
 
     def nodes(self, bucket: int | None = None) -> tuple[tuple[SumNode, Tensor], ...]:
         """Return the sums of all microbatches of the cell, as the largest nodes of the tree, in order.
@@ -368,6 +362,15 @@ class GradientSum:
         """Yield all tensors that this sum holds."""
         yield from (total for _, total in self._done)
         yield from (tensor for tensor in (self._current, self._spare) if tensor is not None)
+
+
+def _add(into: Tensor, added: Tensor, place: slice) -> None:
+    """Add a sum to another one in place, also from another device."""
+    if into.device == added.device:
+        into[place] += added[place]
+        return
+    for piece in pieces(into.numel(), place):
+        into[piece] += added[piece].to(into.device)
 
 
 def pieces(size: int, place: slice = slice(None)) -> Iterator[slice]:
