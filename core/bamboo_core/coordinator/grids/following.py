@@ -256,7 +256,7 @@ def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
     """Return why no grid fits these workers, and a larger number that would do; or why none fits the most, and None."""
     spec, layers = rates.spec, len(rates.figures.layers)
     most = whole_workers(spec)
-    tried = [min(workers << doubled, most) for doubled in range(1, most.bit_length() + 1)]
+    tried = [min(max(workers, 1) << doubled, most) for doubled in range(most.bit_length() + 1)]
     enough = next((number for number in tried if number > workers and rates.best(number)), None)
     held = workers if enough else max(workers, most)
     if next(bounded_grids(spec, layers, held), None) is None:
