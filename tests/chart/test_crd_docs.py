@@ -1,4 +1,4 @@
-"""The CRD and docs/api.md, compared with the present output of their generators."""
+"""docs/api.md: every field is on it, and its example is valid."""
 
 import re
 import runpy
@@ -6,20 +6,10 @@ from typing import Any
 
 import yaml
 
-from crd_kit import CRD, FILE, ROOT, nodes, refusals
+from crd_kit import CRD, ROOT, nodes, refusals
 
-OF_CRD: dict[str, Any] = runpy.run_path(str(ROOT / "crds" / "generate.py"))
 GENERATOR: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "generate_api.py"))
 PAGE = (ROOT / "docs" / "api.md").read_text()
-
-
-def test_the_crd_is_not_stale() -> None:
-    frame = yaml.safe_load(OF_CRD["FRAME"].read_text())
-    assert OF_CRD["text"](OF_CRD["crd"](frame)) == FILE.read_text(), "run `make docs`"
-
-
-def test_the_page_is_not_stale() -> None:
-    assert GENERATOR["page"](CRD) == PAGE, "run `make docs`"
 
 
 def test_every_field_is_on_it() -> None:

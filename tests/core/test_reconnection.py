@@ -99,14 +99,13 @@ def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_kno
 SUSPENDED = Interrupted("Suspended", "the job is suspended")
 
 
-def kept(world: World) -> World:
-    """Save the checkpoint that the coordinator requests, which completes the suspension. Return the same world."""
+def kept(world: World) -> None:
+    """Save the checkpoint that the coordinator requests, which completes the suspension."""
     world.tell(Tick())
     _, wish = sent(world, protocol.TakeCheckpoint)[-1]
     assert (wish.pause, world.finish) == (True, None)
     save(world, wish.at, "b")
     assert (world.end.outcome, world.end.reason) == (Outcome.INTERRUPTED, "Suspended")
-    return world
 
 
 @pytest.mark.parametrize("heard", [True, False])
