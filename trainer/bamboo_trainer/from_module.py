@@ -270,8 +270,9 @@ def _tensors_in(module: nn.Module) -> list[Tensor]:
 def _plain_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     """Yield tensors without values that modules keep as plain attributes."""
     for module in modules:
-        for value in module.__dict__.values():
-            yield from (t for t in _flat(value) if isinstance(t, FakeTensor))
+        for name, value in module.__dict__.items():
+            if name not in ("_parameters", "_buffers"):
+                yield from (t for t in _flat(value) if isinstance(t, FakeTensor))
 
 
 def _flat(value: Any, depth: int = 3) -> Iterator[Tensor]:
