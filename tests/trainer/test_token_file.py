@@ -96,8 +96,8 @@ def test_texts_become_bytes(tmp_path, capsys):
 )
 def test_what_of_a_text_is_a_document_is_chosen(tmp_path, unit, documents):
     """`document` says whether a text file or each non-blank line is a document; in .jsonl files, a line always is."""
-    texts = [tmp_path / name for name in ("a.txt", "b.txt", "c.jsonl")]
-    texts[0].write_bytes(b"one\r\ntwo\n\n \n\nthree\n\n\n")
+    texts = [tmp_path / name for name in ("a.txt.gz", "b.txt", "c.jsonl")]
+    texts[0].write_bytes(gzip.compress(b"one\r\ntwo\n\n \n\nthree\n\n\n"))
     texts[1].write_bytes(b'{"text": "a"}\n\nb')
     texts[2].write_bytes(b'{"text": "x\\n\\ny"}\n')
     tokenized(*texts, output=tmp_path / "o.tokens", document=unit)

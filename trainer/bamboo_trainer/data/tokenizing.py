@@ -71,8 +71,10 @@ class Texts:
                 is_json = path.name.endswith((".jsonl", ".jsonl.gz"))
                 if is_json or self.unit is DocumentUnit.LINE:
                     yield from self._of_lines(path, before, is_json)
-                elif content := path.read_bytes():
-                    yield Text(file=path, content=content, read=before + len(content))
+                else:
+                    with path.open("rb") as raw, _unpacked(path, raw) as file:
+                        if content := file.read():
+                            yield Text(file=path, content=content, read=before + raw.tell())
             before += path.stat().st_size
 
     def _of_lines(self, path: Path, before: int, is_json: bool) -> Iterator[Text]:
