@@ -96,7 +96,7 @@ def test_a_spot_check_leaves_the_state_before_its_step_good() -> None:
     train(world, 17)
     spot(world, 10)
     assert world.state.phase == "Restoring"
-    assert world.state.checkpoints.bad == (later,)
+    assert (world.state.checkpoints.bad, world.state.checkpoints.kept_at) == ((later,), None)
     assert world.state.restoring.message == "the output of layer 3 (Linear) differs"
     world.settle()
     spot(world, 10)

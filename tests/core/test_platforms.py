@@ -12,6 +12,7 @@ from bamboo_core.control import protocol
 from bamboo_core.control.platform import Platform, conflicts
 from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator.events import Outcome, Tick
+from bamboo_core.coordinator.records.workers import MOST_WAIT_SECONDS, Admission
 from bamboo_core.planning.plan import Cell
 from checkpoint_world import lose_stage, made, save, train
 from world import World, back, restarted
@@ -176,6 +177,7 @@ def test_workers_with_other_data_are_asked_for_ever_more_slowly_and_the_others_t
     apart = refused_in_a_row(world, other, most=world.spec.backoff_limit + 2)
     assert apart == sorted(apart), "each is waited for longer than the one before"
     assert sum(apart) > 25
+    assert Admission(in_a_row=5000).refusing("w9", "", 0.0).ask_at == MOST_WAIT_SECONDS
     assert world.finish is None
     before = world.state.step
     train(world, before + 2)

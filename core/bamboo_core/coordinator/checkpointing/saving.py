@@ -303,7 +303,7 @@ def never_restore(turn: Turn, newest_good: int) -> None:
     begun = (*c.kept, *((c.writing,) if c.writing else ()))
     bad = tuple(one for one in begun if one.step > newest_good and one not in c.bad)
     kept = tuple(one for one in c.kept if one not in bad)
-    turn.put(replace(c, bad=(*c.bad, *bad)[-MOST_KEPT:], kept=kept))
+    turn.put(replace(c.keeping(kept), bad=(*c.bad, *bad)[-MOST_KEPT:]))
 
 
 # what workers report
@@ -391,7 +391,7 @@ def _heard_again(turn: Turn, checkpoint: CheckpointId) -> None:
     """Record a committed checkpoint of the last state that a restarted coordinator did not know; ignore others."""
     c = turn.state.checkpoints
     if checkpoint.step >= turn.state.spec.training.steps and checkpoint not in (*c.kept, *c.bad) and c.writing is None:
-        turn.put(replace(c, kept=(checkpoint, *c.kept)[:MOST_KEPT]))
+        turn.put(c.keeping((checkpoint, *c.kept)[:MOST_KEPT]))
 
 
 def is_tidying(turn: Turn) -> bool:

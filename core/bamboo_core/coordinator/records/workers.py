@@ -194,7 +194,7 @@ class Admission(Record):
 
     def refusing(self, worker: WorkerId, why: str, now: float) -> "Admission":
         """Record a refusal. From the second in a row on, requests wait 1 s, 2 s, 4 s and so on to MOST_WAIT_SECONDS."""
-        wait = min(2.0 ** (self.in_a_row - 1), MOST_WAIT_SECONDS) if self.in_a_row else 0.0
+        wait = min(2.0 ** min(self.in_a_row - 1, 30), MOST_WAIT_SECONDS) if self.in_a_row else 0.0
         return replace(self, misfit=(worker, why), in_a_row=self.in_a_row + 1, ask_at=now + wait)
 
     def admitting(self, worker: WorkerId, ready: protocol.WorkerReady) -> "Admission":
