@@ -79,7 +79,6 @@ async def test_a_resync_that_is_wanted_and_ended_at_once_ends(turns: int) -> Non
     task = asyncio.create_task(resync.run())
     while resync.waiting:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.01)
     resync.soon()
     for _ in range(turns):
         await asyncio.sleep(0)

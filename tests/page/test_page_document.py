@@ -97,6 +97,9 @@ def test_the_browser_gets_what_the_coordinator_says_and_what_is_recorded() -> No
     assert found["points"] == [[1, WHEN - 5, [4.5, 1.5, None]]]
     assert (found["marks"][0]["kind"], found["marks"][0]["takeover"]["recompute_ms"]) == ("takeover", 79)
     assert found["events"][0][1]["message"] == "<script>alert(1)</script>", "it is for the browser to take it as text"
+    over = said(phase="Over", eta_seconds=3.0, checkpoint=checkpoints(step=4, age=30.0))
+    shown = received(document(view_of_run(job(), over, NOW), None, place="cluster", now=WHEN))["live"]
+    assert (shown["eta_seconds"], shown["checkpoint"]["age"]) == (None, None)
 
 
 def look(

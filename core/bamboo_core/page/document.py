@@ -98,6 +98,12 @@ def document(
     state = ended or view.state
     if live is not None and live.phase == "Recovering" and not live.grid:
         live = None  # until the workers are back the status knows more
+    trains = live is not None and live.phase != "Over"
+    if live is not None and not trains:  # its last figures are out of date, and an operator's clock for its job stands
+        newest = live.checkpoint
+        if newest is not None:
+            newest = replace(newest, writing=None, age=newest.age if place == "local" else None)
+        live = replace(live, checkpoint=newest, eta_seconds=None, samples_per_second=None)
     remembered = () if live is not None or state.over else view.plan
     since = record.since if record is not None else None
     began = written.start_time.timestamp() if written.start_time else since if place == "local" else None
@@ -127,7 +133,7 @@ def document(
         status=msgspec.structs.replace(written, plan=None, digests=None),
         live=None if live is None else replace(live, losses=(), takeovers=()),  # the record has them
         owners=remembered,
-        done_by=date_told(live.done_by, datetime.fromtimestamp(now, UTC), live.eta_seconds) if live else "",
+        done_by=date_told(live.done_by, datetime.fromtimestamp(now, UTC), live.eta_seconds) if live and trains else "",
         cost_at_end=view.cost_at_end,
         pools=tuple(pools),
         points=record.curves.points() if record is not None else (),

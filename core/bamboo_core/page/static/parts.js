@@ -21,15 +21,16 @@ export function drawParts(page) {
 }
 
 // Returns the job's progress, from its coordinator if there is one, else from the job's status.
-function progressOf({ live, state: { over }, job, status: { training, conditions } }) {
+function progressOf({ live, job, status: { training, conditions } }) {
   if (live) return live;
+  const trains = conditions.some(({ type, status }) => type === "Running" && status === "True");
   return {
     step: training.step,
     steps: training.steps ?? job.steps,
     stopped_early: conditions.some(({ type, reason }) => type === "Complete" && reason === "EarlyStopped"),
     loss: training.loss,
-    samples_per_second: over ? null : training.samplesPerSecond,
-    eta_seconds: over ? null : training.etaSeconds,
+    samples_per_second: trains ? training.samplesPerSecond : null,
+    eta_seconds: trains ? training.etaSeconds : null,
   };
 }
 
@@ -243,7 +244,7 @@ function cost({ pools, costAtEnd, status: { cost: { total, perHour } } }) {
 function conditions({ status: { conditions: all } }) {
   if (!changed("conditions", all) || !show(byId("conditions"), all.length > 0)) return;
   byId("conditions-body").replaceChildren(
-    ...all.map(({ type, status, reason, message }) => el("tr", { "data-holds": status }, el("th", { scope: "row" }, type), el("td", {}, status), el("td", {}, reason), el("td", { class: "text" }, message))),
+    ...all.map(({ type, status, reason, message }) => el("tr", {}, el("th", { scope: "row" }, type), el("td", {}, status), el("td", {}, reason), el("td", { class: "text" }, message))),
   );
 }
 
