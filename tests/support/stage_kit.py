@@ -147,11 +147,12 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
         if skipped:
             stage.values.skip()
         else:
+            before = gradient.clone()
             stage.values.apply(gradient, norm)
+            assert torch.equal(gradient, before), "frames may hold it"
         stage.values.begin_step(common)
     works[-1].read(works[-1].figures())
-    losses = works[-1].losses
-    return sum(losses[i] for i in range(config.microbatches)) / config.microbatches
+    return sum(works[-1].losses[i] for i in range(config.microbatches)) / config.microbatches
 
 
 def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:

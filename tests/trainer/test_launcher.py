@@ -68,8 +68,7 @@ def test_a_worker_or_a_call_that_cannot_be_started_is_reported() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        for one in (START, CALL):
-            server.stdin.write(json.dumps(one).encode() + b"\n")
+        server.stdin.write(b"".join(json.dumps(one).encode() + b"\n" for one in (START, CALL)))
         server.stdin.flush()
         ready, *events = [json.loads(server.stdout.readline()) for _ in range(3)]
         assert ready == {"event": "ready"}

@@ -192,8 +192,8 @@ class RunningNorm:
         if not number:
             return
         if self._averages:
-            sums /= (whole := int(buffers[_COUNT]) + number)
-            weight = number / whole
+            whole = int(buffers[_COUNT]) + number
+            sums, weight = sums / whole, number / whole  # a copy: the gradient may be on its way to replicas
         with torch.no_grad():
             for name, added in zip(_STATISTICS, sums[:-2].chunk(2), strict=True):
                 old = buffers[name].cpu()
