@@ -106,8 +106,8 @@ def test_a_steps_traffic_is_the_mean_of_the_steps_that_were_seen() -> None:
     said = meter.now(10, sent)
     assert said == SentTraffic(sent=Traffic(sync=30), steps=3)
     assert said.sent.in_each(said.steps) == Traffic(sync=10)
-    again = [meter.now(step, sent) for step in (8, 10)]
-    assert [one and one.steps for one in again] == [3, 5], "what is repeated is sent again"
+    again = [meter.now(step, sent) for step in (8, 10, None, 90)]
+    assert [one and one.steps for one in again] == [3, 5, 5, 5], "what is repeated is sent again"
 
 
 def test_a_taken_port_only_costs_the_metrics(agent: WorkerAgent, port: int, caplog: pytest.LogCaptureFixture) -> None:

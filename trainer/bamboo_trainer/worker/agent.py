@@ -117,13 +117,13 @@ class TrafficMeter:
         self._step: int | None = None
         self._steps = 0
 
-    def now(self, step: int, sent: Sequence[int]) -> SentTraffic | None:
+    def now(self, step: int | None, sent: Sequence[int]) -> SentTraffic | None:
         """Return the bytes sent so far, and the number of steps; None before the first step is over. Steps that are
         repeated from a checkpoint count again, as their bytes do.
 
-        step: the current step. sent: bytes, indexed by `FrameKind`.
+        step: the current step; None without a plan. sent: bytes, indexed by `FrameKind`.
         """
-        if self._step is not None and step > self._step:
+        if step is not None and self._step is not None and step > self._step:
             self._steps += step - self._step
         self._step = step
         return SentTraffic(sent=by_kind(sent), steps=self._steps) if self._steps else None
@@ -515,7 +515,7 @@ class WorkerAgent:
             busy=busy,
             times=times,
             headroom=headroom(self.devices) if times else None,
-            traffic=self.traffic.now(step, self.transport.sent),
+            traffic=self.traffic.now(step if self.engine.newest_plan else None, self.transport.sent),
             backwards=self.engine.backwards,
         )
 
