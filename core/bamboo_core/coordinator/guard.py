@@ -2,8 +2,8 @@
 
 With `training.deterministic`, all holders of a stage report checksums of its state, at intervals, for each checkpoint
 and at the end; these must be equal. Spot checks repeat a microbatch and must get the same bits. After the first
-difference the job goes back to an earlier checkpoint; after the second, or without checkpoints, it ends. See
-docs/design/determinism.md.
+difference the job goes back to a checkpoint from before it, or to step 0, if it can; else, and after a second one, it
+ends. See docs/design/determinism.md.
 """
 
 from collections.abc import Mapping
@@ -50,19 +50,19 @@ def _first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def spot_check(turn: Turn, worker: WorkerId, message: SpotCheckDiffers) -> None:
-    """Handle a worker's report that it repeated a microbatch and got other bits than the cell's owner did before."""
+    """Handle a worker's report that it repeated a microbatch and got other bits than the cell's owner."""
     plan = _plan(turn)
     if plan is not None and plan.has(message.cell) and message.step < turn.state.spec.training.steps:
         _differs(turn, one_line(message.message), message.step)
 
 
 def _plan(turn: Turn) -> Plan | None:
-    """Return the plan in force; None while the job has none or goes back to a checkpoint."""
+    """Return the newest plan; None if the job has none, goes back to an earlier state, or is over."""
     return turn.state.plan if turn.state.phase in ("Running", "Recovering") else None
 
 
 def _differs(turn: Turn, text: str, newest_good: int) -> None:
-    """Go back to a checkpoint from before a difference. End the job if it keeps no checkpoints, or at its second
+    """Go back to a state from before a difference. End the job if it keeps no checkpoints, or at its second
     difference. newest_good: the newest version from before the difference.
     """
     turn.put(replace(turn.state.guard, reported={}, differences=turn.state.guard.differences + 1))

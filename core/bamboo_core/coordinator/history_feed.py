@@ -1,4 +1,4 @@
-"""The history feed: events that a shell sends to the root for the job's history, kept until the root confirms them."""
+"""The history feed: the newest unconfirmed events of a job, which a shell sends to the root for the job's history."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ AT_ONCE: Final = 50
 
 
 class HistoryFeed:
-    """A queue of the job's events that its root should write into the history. source: a unique name, which
+    """A queue of the job's newest events that its root should write into the history. source: a unique name, which
     identifies an event together with its number. clock: returns the seconds since 1970.
     """
 
@@ -25,11 +25,11 @@ class HistoryFeed:
         self._sent = 0  # to that root
 
     def follow(self, event: object, emits: Iterable[Emit], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """Queue the events of a `coordinator.step`. Return the root and its next events; None without a root or events.
+        """Queue the messages of a `coordinator.step`. Return the root and the events to send to it now; else None.
 
         The shell sends these events, at most AT_ONCE, before the call's other commands, so that they reach the root
-        before a Stop. A new root, or one that reconnects, gets all unconfirmed events, over several calls. event,
-        emits: the call's event and messages to users. plan: the newest plan; None if there is none or no history.
+        before a Stop. A new root, or one that reconnects, gets all queued events, over several calls. event, emits: the
+        call's event and messages to users. plan: the newest plan; None if there is no plan, or no history is kept.
         """
         for one in emits:
             self.add(one)

@@ -81,7 +81,7 @@ def status(state: CoordinatorState, now: float) -> Status:
 
 
 def trained_samples(state: CoordinatorState) -> int:
-    """Return the number of samples trained since this coordinator began, without lost ones and repeated steps."""
+    """Return the number of samples in the steps that this coordinator has counted, each once, without lost samples."""
     training = state.spec.training
     return (
         state.progress.trained * training.global_batch_size
@@ -121,10 +121,10 @@ def _write(state: CoordinatorState, now: float) -> CheckpointWrite | None:
 @dataclass(frozen=True, slots=True)
 class _Cells:
     """The protection of the plan's cells (a stage of a pipeline each) against lost workers and nodes, by copies.
-
-    unprotected: cells whose state would be lost with one worker or node. replicating: unprotected cells whose replicas
-    will protect them once in step. replicas: the number of workers that any cell can lose without losing its state.
-    nodes: the number of nodes that hold the least spread cell in step. replicas, nodes: None without a plan.
+    unprotected: cells with a state in step on at most one worker (one node, if nodes may run several workers).
+    replicating: unprotected cells whose replicas will protect them once in step. replicas: how many workers, whichever
+    they are, can be lost without losing any cell's state. nodes: the number of nodes that hold the least spread cell in
+    step. replicas, nodes: None without a plan.
     """
 
     unprotected: tuple[Cell, ...] = ()
@@ -202,10 +202,10 @@ class WantedWorkers:
     """The number of workers that a job's coordinator wants, and the workers that it has given up.
 
     number: wanted workers, including standbys. fewest: the fewest with which the job can begin (`fewest_to_begin`).
-    chosen: `number` was chosen by the workers' prices. requested: how many requested workers have not joined.
-    surplus: how many of these are no longer wanted. gone: workers declared lost or refused, for good. stopped: workers
-    that are gone or were asked to leave. misfit: the worker refused last for its platform or data, and why. begun: the
-    job has a plan. recovering: a restarted coordinator waits for its workers.
+    chosen: `holding.target` may limit `number`. requested: how many requested workers have not joined. surplus: how
+    many of these are no longer wanted. gone: workers lost, refused or dismissed, for good. stopped: workers that are
+    gone or were asked to leave. misfit: the worker refused last for its platform or data, and why. begun: a plan of the
+    job is known. recovering: a restarted coordinator waits for its workers.
     """
 
     spec: JobSpec

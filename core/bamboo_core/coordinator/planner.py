@@ -99,9 +99,10 @@ def _forget_unreported(turn: Turn) -> None:
 
 
 def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
-    """Return whether the step in progress would end sooner if it began anew on the grid that the job changes to next.
+    """Return whether the step in progress would end clearly sooner if it began anew on the job's next grid.
 
-    False unless that change is due, needs another split and fills no new workers first. A step begins anew only once.
+    False unless the change to that grid is due and needs another split. A step does not begin anew if it is the first
+    one after a re-split or, once a step is committed, while workers that own no cell can be filled first.
     """
     plan, grids, rates = state.current_plan, state.grids, state.grids.rates
     if state.phase != "Running" or rates is None or grids.expected is None or state.splits.resplit is not None:
@@ -146,7 +147,7 @@ def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
     """Return how soon a worker under notice must hand over its stages.
 
     NOW: the worker may be gone before the next step boundary. SOON: too little time may be left to copy a state to a
-    spare worker; such a copy may take half of the notice's time.
+    spare worker: less than half of the notice's time, or less than four steps.
     """
     left, step = notice.until - now, state.usual_step or 0.0
     if left < 1.5 * step:
@@ -155,7 +156,7 @@ def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
 
 
 def _ask_around(turn: Turn, loss: StageLost) -> None:
-    """Ask all workers which states they hold, because no owner has confirmed another copy of a lost stage.
+    """Ask all workers which states they hold, because no copy of a lost cell's state is known to be in step.
 
     Issue the takeover that their answers allow; if none is possible in time, the stage is lost (`restoring.lost`).
     """
@@ -181,7 +182,7 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
 
 
 def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
-    """Describe lost cells for the user: their workers, how these ended, and why there is no copy."""
+    """Describe lost cells for the user: their lost holders, how these ended, and, if known, why there is no copy."""
     plan = state.current_plan
     cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
     lacking = {c.stage for c in loss.cells}
@@ -229,7 +230,9 @@ def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tupl
 
 
 def _look_for_layers(turn: Turn) -> None:
-    """Ask for copies of layers lost in a move; after LAYERS_SECONDS, with all channels open, call `restoring.lost`."""
+    """If layers were lost in a move, ask all workers what they hold. Call `restoring.lost` if these layers are still
+    lost after LAYERS_SECONDS and no worker's channel is cut.
+    """
     state = turn.state
     if not cut.is_lost(turn):
         if state.inquiry.began_at is not None:
@@ -243,8 +246,8 @@ def _look_for_layers(turn: Turn) -> None:
 
 
 def _start(turn: Turn) -> None:
-    """Issue the first plan of the job, or of a restore, once enough workers are ready and layers and checkpoint are
-    known. End the job if a restore finds no checkpoint and may not begin at step 0.
+    """Issue the first plan of the job, or of a restore, once enough workers are ready and the layers' split and the
+    checkpoint are known. End the job if a restore finds no checkpoint and may not begin at step 0.
     """
     state, spec = turn.state, turn.state.spec
     if not restoring.is_known(turn) or (state.layers.costs is None and state.plan is None):
@@ -296,7 +299,7 @@ def _start(turn: Turn) -> None:
 
 
 def _first_grid(state: CoordinatorState, ready: int) -> Grid | None:
-    """Return the grid to start with; None if workers are too few, if no grid fits, or while layers are unknown."""
+    """Return the grid to start with; None if workers are too few or, in elastic jobs, no grid is known to fit."""
     topology = state.spec.topology
     if state.spec.elastic is None:
         grid = Grid(topology.stages, topology.pipelines, topology.first_schedule)
@@ -313,7 +316,7 @@ def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
 
 
 def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:
-    """Return each stage's layers (first, end): the last plan's if they fit, else split by costs; None without costs."""
+    """Return each stage's layers (first, end): the last plan's if they fit, else new ones; None without costs."""
     if state.plan and len(state.plan.stages) == grid.stages and following.has_room(state, grid, state.plan.stages):
         return state.plan.stages
     if state.layers.costs is None:
@@ -324,10 +327,9 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
 
 
 def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) -> None:
-    """Reset the coordinator's records to the state before `step`, from which all workers start again.
-
-    since: the time from which lack of progress counts, in seconds. keep_ends: keep counting lost workers, so that a
-    job ends if it never commits a step.
+    """Reset the coordinator's records to the state before `step`, from which all workers start again. since: the time
+    from which lack of progress counts, in seconds. keep_ends: keep the workers lost since the last commit, so that a
+    job that never commits a step ends after too many losses.
     """
     state = turn.state
     turn.put(
@@ -344,7 +346,7 @@ def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) ->
 
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
-    """Issue a plan that begins with a cut's or checkpoint's state, or the next plan, once all workers have begun."""
+    """Issue a plan that begins with a cut's or checkpoint's state, or the one with which workers drop their copies."""
     state = turn.state
     if plan.origin == plan.epoch:
         restoring.repeats(turn, plan.first_step)
@@ -406,10 +408,8 @@ def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]])
 
 
 def _release(turn: Turn) -> None:
-    """Tell workers under notice to exit once they hold no stage, their log is not needed, and their share of a
-    checkpoint is written.
-
-    While the job does not run, they exit at once: they may hold the quota for which their successors wait.
+    """Tell workers under notice to exit once they hold no stage, need not write a checkpoint, and their log is not
+    needed. While the job does not run, they exit at once: they may hold the quota for which their successors wait.
     """
     state = turn.state
     trains = state.phase == "Running"

@@ -16,7 +16,7 @@ MOST_SECONDS: Final = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierProgress:
-    """Progress under an earlier coordinator. step: number of committed steps. step_seconds: a step's usual duration."""
+    """Progress under earlier coordinators. step: number of committed steps. step_seconds: usual duration of a step."""
 
     step: int = 0
     step_seconds: float | None = None
@@ -29,17 +29,17 @@ BEGINNING: Final = EarlierProgress()
 class Progress(Record):
     """The job's progress: its committed steps, with their losses, metrics and durations, and its evaluations.
 
-    step: number of committed steps. furthest: its largest value, perhaps before the job went back to a checkpoint.
-    counting: set once this coordinator knows from which step it counts; trained: the number of steps committed for the
-    first time since then. generation: the newest layout that a step was committed with; -1: none yet.
+    step: known number of committed steps. furthest: steps below it do not count as new, such as steps repeated from a
+    checkpoint. counting: set once this coordinator knows from which step it counts; trained: number of new steps since
+    then. generation: that of the newest step's layout; -1: no step is known since the workers last began anew.
 
-    losses, evaluations: the newest ones, by step. skips: the newest steps that left the model as it was, in
-    order; skipped_steps: the number of such steps since the coordinator counts, without repeated steps. lost_by_step:
-    the number of missing microbatches, by step; lost_microbatches: their sum, counted in the same way. gradient_norm,
-    learning_rate, metrics: of the newest step. step_seconds: of the newest steps, oldest first.
+    losses, evaluations: the newest ones, by step. skips: the newest steps that left the model as it was, in order.
+    lost_by_step: number of missing microbatches, by step; the oldest entries are merged. skipped_steps,
+    lost_microbatches: totals over new steps, which going back does not reduce. gradient_norm, learning_rate, metrics:
+    of the newest step. step_seconds: durations of the newest timed steps, oldest first.
 
-    last_at: when the last report on a step or evaluation came, or the job began, resumed or went back, in seconds.
-    hinted: the value of last_at, or of the phase's beginning, for which NoProgress was reported.
+    last_at: the time in seconds from which lack of progress counts: of the last new step, evaluation or new beginning.
+    hinted: the later of last_at and the phase's beginning when NoProgress was last reported; None: never.
     """
 
     step: int = 0
@@ -72,7 +72,7 @@ class Progress(Record):
         return step in self.losses or step in self.skips or step < self.step - KEPT_LOSSES
 
     def skips_before(self, step: int) -> int:
-        """Return how many steps in a row were skipped, counting back from the skipped step `step`."""
+        """Return how many consecutive steps were skipped up to and including `step`, itself a skipped step."""
         return next((n for n in range(1, len(self.skips) + 1) if step - n not in self.skips), len(self.skips))
 
     def with_loss(self, step: int, loss: float) -> "Progress":
@@ -83,14 +83,14 @@ class Progress(Record):
         return replace(self, losses=losses, first_loss=first)
 
     def skipping(self, step: int) -> "Progress":
-        """Record a step that left the model unchanged. Count it if `counting` is set and it is not a repeated one."""
+        """Record a step that left the model unchanged. Count it if `counting` is set and it is new (`furthest`)."""
         skips = tuple(sorted({*self.skips, step}))[-KEPT_LOSSES:]
         new = self.counting and step >= max(self.step, self.furthest)
         return replace(self, skips=skips, skipped_steps=self.skipped_steps + new)
 
     def counting_step(self, step: int, lost: int) -> "Progress":
-        """Count a committed step, unless it was committed before the job went back to a checkpoint, or is the first one
-        that a restarted coordinator hears of. lost: number of the step's microbatches that are missing.
+        """Count a committed step, and unreported ones before it, as far as they are new (see `furthest`). The first
+        step that a restarted coordinator hears of is not counted. lost: number of the step's missing microbatches.
         """
         before = max(self.step, self.furthest) if self.counting else step + 1
         new = max(0, step + 1 - before)
@@ -125,7 +125,7 @@ class Progress(Record):
         return replace(self, evaluations=known, last_at=now)
 
     def back_at(self, step: int, now: float) -> "Progress":
-        """Go back to the state before `step`: drop later losses, lost microbatches, skips and metrics; keep totals."""
+        """Go back to the state after `step` steps: drop later losses, missing microbatches, skips and metrics."""
         return replace(
             self,
             step=step,

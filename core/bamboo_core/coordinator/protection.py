@@ -1,8 +1,8 @@
-"""Protection of a job: whether any one of its nodes could be lost now without losing state.
+"""Protection of a job: whether any one worker, or any one node, could be lost now without losing state.
 
-A node with room for several workers (`spread.workersPerNode`) is lost with all of them; otherwise each worker counts by
-itself. The condition Protected, the metric, the page and the terminal all use this module. Disruption budgets and
-rolling changes, which take workers one by one, need less: `spares_any_worker`.
+Nodes count if they may run several workers each (`spread.workersPerNode`), since a node is lost with all of them; else
+workers count one by one. The condition Protected, the metric, the page and the terminal all rely on this module.
+Disruption budgets and rolling changes, which take workers one by one, need less: `spares_any_worker`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ NAMED = 3  # stages in a sentence; the others are counted
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """The protection of a job against the loss of any one node or worker. reason: CamelCase. message: a sentence."""
+    """The protection of a job against the loss of any one node or worker. reason: CamelCase. message: for users."""
 
     holds: bool
     reason: str
@@ -27,7 +27,7 @@ class Protection:
 
 
 def protection(status: Status, spec: JobSpec) -> Protection:
-    """Return whether an active job could lose any node, or worker, now without losing state, and why."""
+    """Return whether an active job could lose any worker (node, if `counts_nodes`) without losing state, and why."""
     if not status.grid:
         return Protection(False, "NotRunning", "nothing runs yet")
     if status.phase == "Recovering":
@@ -55,7 +55,7 @@ def protection(status: Status, spec: JobSpec) -> Protection:
 
 
 def crowd(status: Status, spec: JobSpec) -> str:
-    """Describe the nodes with more workers than `spread.workersPerNode`; a node's workers are lost together."""
+    """Describe the nodes with more workers than `spread.workersPerNode`: name the first NAMED ones, count others."""
     nodes = [f"{number} workers on node {node}" for node, number in status.crowded]
     return f"{_listed(nodes)}, and spread.workersPerNode is {spec.spread.workers_per_node}"
 
@@ -71,7 +71,7 @@ def counts_nodes(spec: JobSpec) -> bool:
 
 
 def _held_by_several(status: Status, spec: JobSpec) -> Protection:
-    """Return the protection of a job whose stages all have several holders, perhaps fewer than requested."""
+    """Return the protection of a job whose stages are all protected, perhaps with fewer replicas than requested."""
     wanted = spec.redundancy.kept
     has = wanted if status.replicas is None else min(status.replicas, wanted)
     held = f"the state of every stage is held by {NUMBERS[max(has, 1)]} workers or more, in step"

@@ -105,7 +105,9 @@ class CoordinatorState:
         return {w: r for w, r in self.workers.items() if r.ready}
 
     def live(self, plan: Plan) -> dict[WorkerId, Peer]:
-        """Return the workers that the next plan may name: ready ones and this plan's workers, in order of joining."""
+        """Return the workers that the plan after `plan` may name, in order of joining: the ready ones, and those of
+        `plan` that are not lost.
+        """
         named = plan.worker_ids()
         return {w: r.peer for w, r in self.workers.items() if r.ready or w in named}
 

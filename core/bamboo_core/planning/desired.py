@@ -84,8 +84,8 @@ class PlanningView:
 
 def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     """Return the desired holders of each cell: the owner, the replicas (shadow first), and workers that need the state
-    for a new pipeline or a re-split. If the job keeps replicas, spare workers join a cell with too few holders, and one
-    on another node joins if all holders are on one node. A pipeline to be removed keeps its holders.
+    for a new pipeline or a re-split. If the job keeps replicas, spare workers join a cell whose stage has too few
+    holders in all pipelines, or holders on one node only. A pipeline to be removed keeps its holders.
     """
     plan = view.plan
     replacements, newcomers = replacement_owners(view), owners_of_new_rows(view)

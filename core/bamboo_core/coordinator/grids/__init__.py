@@ -1,1 +1,1 @@
-"""The grid (numbers of stages and pipelines) that a job runs: its choice for the available workers, and its changes."""
+"""The choice of a job's grid (stages, pipelines and schedule) for its workers, and of the number of workers to hold."""

@@ -1,8 +1,8 @@
 """Choosing the grid: measured step times, the fastest grid for a number of workers, and whether a change pays. Pure.
 
-A layer's time is the median of its newest measurements. For a grid that has run, the measured step time replaces the
-model's, and gives way to it with age. The link speed is estimated so that the model predicts the measured step. See
-docs/design/grids.md.
+A layer's time is the median of its newest measurements. For a grid with a measured step time, that time replaces the
+model's, but counts less once newer ones are measured on other grids. The link speed is estimated so that the model
+predicts the measured step. See docs/design/grids.md.
 """
 
 from collections.abc import Callable
@@ -41,9 +41,9 @@ LEAST_PAUSE: Final = 1.0  # seconds of a new split, in addition to the transfer 
 
 
 def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates | None:
-    """Return the estimates of step times by grid, or None while the layers are unknown.
+    """Return the estimates of step times by grid, or None while the layers' costs are unknown.
 
-    network: factor by which links are faster than assumed; None: the current estimate.
+    network: factor between real and assumed link speeds; None: the current estimate.
     """
     figures = _figures(state, state.grids.network if network is None else network)
     if figures is None:
@@ -57,21 +57,21 @@ def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates
 
 
 def lacks_room(state: CoordinatorState, plan: Plan) -> bool:
-    """Return whether workers lack memory for the requested replicas; False while the layers' sizes are unknown."""
+    """Return whether the plan's grid gets fewer replicas than requested, because workers lack memory for them."""
     wanted = state.spec.redundancy.on(plan.target.pipelines, apart=are_owners_apart(state, plan)).kept
     return state.layers.costs is not None and redundancy(state, plan).kept < wanted
 
 
 def redundancy(state: CoordinatorState, plan: Plan) -> RedundancySpec:
-    """Return the redundancy in use on the plan's grid: the replicas that `spec_on` keeps, and Auto resolved."""
+    """Return the redundancy that the plan's grid should have: the replicas of `spec_on`, and Auto resolved."""
     asked = spec_on(state, grid_of(plan), plan.stages).redundancy
     return asked.on(plan.target.pipelines, apart=are_owners_apart(state, plan))
 
 
 def are_owners_apart(state: CoordinatorState, plan: Plan) -> bool:
-    """Return whether each stage's owners are far enough apart (workers, nodes, zones) to replace replicas.
+    """Return whether each stage's owners are on enough workers, nodes and zones to replace replicas (`are_apart`).
 
-    True if the job's redundancy does not depend on that.
+    True if the redundancy on the plan's grid does not depend on that.
     """
     asked = state.spec.redundancy
     if asked.on(plan.target.pipelines) == asked.on(plan.target.pipelines, apart=False):
@@ -80,9 +80,9 @@ def are_owners_apart(state: CoordinatorState, plan: Plan) -> bool:
 
 
 def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> JobSpec:
-    """Return the job's spec, with fewer replicas if not all fit in memory on this grid (elastic and Auto jobs only).
+    """Return the job's spec with the number of replicas that the job should keep on this grid (see `_copies`).
 
-    split: layers of each stage; None: the split that the grid would get, which is chosen to fit in memory.
+    If that number is 0, the spec's redundancy mode is None. split: layers of each stage; None: not chosen yet.
     """
     asked, copies = state.spec.redundancy, _copies(state, grid, split)
     if copies == asked.kept:
@@ -94,9 +94,9 @@ def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) ->
 def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
     """Return the number of replicas of each stage: as requested, but in elastic or Auto jobs only as many as fit.
 
-    Until a restarted coordinator knows the size of the layers, a job without replicas stays without. A job that has
-    replicas and may not do without them keeps the requested number if not even one fits. split: layers of each stage;
-    None: unknown, so the result is all requested replicas or none.
+    If not even one fits, a job that may not do without replicas keeps the requested number. Until a restarted
+    coordinator knows the layers, a job without replicas stays without. split: layers of each stage; None: unknown, so
+    the result is all requested replicas or none.
     """
     asked = state.spec.redundancy.kept
     if not asked or not heeds_memory(state.spec):
@@ -156,7 +156,7 @@ def _figures_of(costs: tuple[float, ...], sizes: tuple[LayerBytes, ...], share: 
 
 
 def is_undisturbed(state: CoordinatorState) -> bool:
-    """Return whether steps run at the plan's normal speed: with all workers, in one layout, without moving layers."""
+    """Return whether steps run at the plan's normal speed: a staying owner per cell, one layout, no moving layers."""
     plan = state.plan
     if plan is None or state.phase != "Running" or len(plan.layouts) > 1 or plan.sources or is_short(state):
         return False
@@ -164,14 +164,14 @@ def is_undisturbed(state: CoordinatorState) -> bool:
 
 
 def measured(state: CoordinatorState) -> float | None:
-    """Return the median seconds of a step on the plan's grid; None unless enough steps are timed and undisturbed."""
+    """Return the median seconds of a step on the plan's grid; None if too few are timed or steps are disturbed now."""
     taken = state.grids.taken
     known = len(taken) >= FAMILIAR_STEPS or (len(taken) > 1 and sum(taken) >= FAMILIAR_SECONDS)
     return median(taken) if known and is_undisturbed(state) else None
 
 
 def is_short(state: CoordinatorState) -> bool:
-    """Return whether a worker runs several stages or an owner is lost or under notice."""
+    """Return whether a worker runs several cells, or an owner is lost or under notice."""
     plan = state.current_plan
     absent = state.lost(plan).union(state.noticed)
     return plan.is_doubled or not absent.isdisjoint(plan.target_owners)
@@ -180,7 +180,7 @@ def is_short(state: CoordinatorState) -> bool:
 def calibrated(state: CoordinatorState, rates: GridRates) -> float:
     """Return the factor between real and assumed link speeds for which the model best predicts the measured step.
 
-    It is the present factor if nothing is measured, or if the model is exact enough already.
+    It is the present factor if the step or the layers are not measured, or if the model is exact enough already.
     """
     seconds, plan = measured(state), state.plan
     if seconds is None or plan is None or not is_measured(state):
@@ -197,7 +197,7 @@ def calibrated(state: CoordinatorState, rates: GridRates) -> float:
 
 
 def _nearest(modelled: Callable[[float], float], seconds: float) -> float:
-    """Return the factor for which the modelled step time is closest to `seconds`; on a tie the one nearest to 1."""
+    """Return the candidate factor whose step time is closest to `seconds`; of about equal ones, that nearest to 1."""
     slower, faster = (tuple(f for f in NETWORK_FACTORS if f < 1), tuple(f for f in NETWORK_FACTORS if f > 1))
     tried = {1.0: modelled(1.0)}
     too_slow = tried[1.0] > seconds
@@ -209,10 +209,9 @@ def _nearest(modelled: Callable[[float], float], seconds: float) -> float:
 
 
 def best(state: CoordinatorState, rates: GridRates, workers: int) -> GridRate | None:
-    """Return the fastest grid for a number of workers, or None if they can run none.
+    """Return the fastest grid that a number of workers can run, or None if they can run none.
 
-    Measured step times take the place of modelled ones. The ratio of measured to modelled time on the grid that was
-    measured last scales the modelled times.
+    Measured step times (`known_steps`) take the place of modelled ones, which are multiplied by `scale`.
     """
     fastest = ranked(state, rates, workers, 1)
     return fastest[0] if fastest else None
@@ -237,9 +236,9 @@ def scale(state: CoordinatorState, rates: GridRates) -> float:
 
 
 def known_steps(state: CoordinatorState, rates: GridRates) -> dict[Grid, float]:
-    """Return the step time in seconds of each grid that was run, adjusted to the present times of layers.
+    """Return the step time in seconds of each measured grid, adjusted to the present times of layers.
 
-    With age, a measurement gives way to the model's time, scaled by the newest measurement.
+    The older a measurement is than the newest one, the more the model's time, multiplied by `scale`, replaces it.
     """
     known = state.grids.measured
     newest = max((one.at for one in known.values()), default=0.0)
@@ -258,10 +257,10 @@ def _seconds_now(one: StepTime, rates: GridRates) -> float:
 
 
 def now_expected(state: CoordinatorState, rates: GridRates) -> float:
-    """Return the expected seconds of a step under the plan in force, even if workers run several stages.
+    """Return the expected seconds of a step under the newest plan, even if workers run several cells.
 
-    Portions, which speed up a doubled stage, are left out: this favours a complete grid, in which no worker has to hold
-    the states of two stages.
+    Portions, which let several workers run a lost worker's cell, are left out: this favours a complete grid, in which
+    no worker has to hold the states of two stages.
     """
     plan = state.current_plan
     if not is_short(state) and (seconds := known_steps(state, rates).get(grid_of(plan))):
@@ -270,10 +269,10 @@ def now_expected(state: CoordinatorState, rates: GridRates) -> float:
 
 
 def left(state: CoordinatorState, rates: GridRates, now: float) -> float:
-    """Return the seconds until the step in progress ends under the plan in force.
+    """Return the expected seconds until the step in progress ends under the newest plan; negative if it is overdue.
 
-    With a complete grid, that is the expected step time less the time passed. After a loss, it is the time in which the
-    remaining workers run the unfinished share and repeat about one gradient group, less the time since the loss.
+    If a worker is missing or leaving (`is_short`) and the grid fits, that is the time to run the unfinished share and
+    repeat about one gradient group, less the time since the loss. Else it is a step's time less the time passed.
     """
     plan, since, known = state.current_plan, state.progress.last_at, rate(state, rates, grid_of(state.current_plan))
     if not is_short(state) or known is None:
@@ -286,7 +285,7 @@ def left(state: CoordinatorState, rates: GridRates, now: float) -> float:
 
 
 def outlook(state: CoordinatorState, now: float) -> float:
-    """Return the seconds for which the number of workers is expected to stay the same, from the newest changes."""
+    """Estimate the seconds for which the number of workers will stay the same, from the times of its last changes."""
     changes = state.grids.changes
     if len(changes) < 2:
         return USUAL_OUTLOOK
@@ -294,7 +293,7 @@ def outlook(state: CoordinatorState, now: float) -> float:
 
 
 def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
-    """Estimate the seconds for which a change to `grid` stops training; 0 if the layers stay split as they are."""
+    """Estimate the seconds for which a change to `grid` stops training; 0 if it can keep the split of the layers."""
     if keeps_split(state, rates, grid):
         return 0.0
     whole = sum(layer.parameters + layer.optimizer for layer in rates.figures.layers)
@@ -306,8 +305,8 @@ def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
 def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, margin: float = WORTH) -> bool:
     """Return whether a change of the grid, with a pause of `stopped` seconds, completes more steps in `until` seconds.
 
-    now_seconds, then_seconds: the time of a step before and after the change. margin: share by which a step must be
-    shorter; 0 if a worker is missing (`is_short`), since a complete grid is worth more.
+    now_seconds, then_seconds: the time of a step before and after the change. margin: a step must also be shorter by
+    more than this share. Callers pass 0 if a worker is missing (`is_short`), since a complete grid is worth more.
     """
     if then_seconds >= (1 - margin) * now_seconds:
         return False
@@ -332,7 +331,7 @@ def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: f
 def restart_wait(state: CoordinatorState) -> float:
     """Return the seconds for which a restore waits for more workers, at most `elastic.stabilizationSeconds`.
 
-    That is the usual time to replace a worker if between GATHERING and SOON; else GATHERING, as the job starts small.
+    That is the usual time to replace a worker, but at least GATHERING, and only GATHERING if it is longer than SOON.
     """
     usual = _usual_refill(state)
     return min(stabilization_seconds(state.spec), usual if GATHERING < usual <= SOON else GATHERING)

@@ -1,4 +1,4 @@
-"""Choice of the grid for the available workers: at the start, after a cut, and while the job trains."""
+"""Choice of the grid for the available workers: at a start or restore, after a cut, and while the job trains."""
 
 from functools import lru_cache
 from typing import Final
@@ -29,8 +29,8 @@ NO_ROOM: Final = ", without copies of stages, for which no grid has room"
 
 
 def watch(turn: Turn) -> None:
-    """Update an elastic job's measurements, and the pending change of its grid (`grids.resize`). For other jobs with
-    `redundancy.mode: Auto`, only compute the estimates of step times, once (`keep_rates`).
+    """Update an elastic job's measurements and, except before layers are known or during a re-split, its pending change
+    of the grid (`grids.resize`). For another job with `redundancy.mode: Auto`, only estimate step times, if not done.
     """
     state = turn.state
     if state.spec.elastic is None:
@@ -59,8 +59,9 @@ def keep_rates(turn: Turn) -> None:
 
 
 def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
-    """Return the grid to change to, by measured times of layers; the present grid if only its split has to change; None
-    if nothing has to. Also update `holding.target` (`objective: Value`), and report an edit that no grid fits.
+    """Return the grid to change to, by measured times of layers; the present one if only its split has to change; None
+    if no grid fits, or if no change is necessary or pays. Also call `holding.aim` for `objective: Value`, and report an
+    edit that no grid fits.
     """
     state = turn.state
     assert state.spec.elastic is not None
@@ -76,7 +77,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
 
 
 def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
-    """Return the grid of `_guess`, with the present schedule; None if none fits or the number of pipelines stays."""
+    """Return the grid of `_guess` with the present schedule; None if none fits or it has as many pipelines as now."""
     grid = grid_of(state.current_plan)
     found = _guess(state, rates, holding.counted(state, state.staying))
     if found is None or found.pipelines == grid.pipelines:
@@ -109,7 +110,7 @@ def _note(turn: Turn, staying: int) -> None:
 
 def _has_to_change(state: CoordinatorState) -> bool:
     """Return whether the job must change even to a slower grid: an edit excludes the present one, workers that run
-    stages are given back, or workers lack memory for the present split.
+    stages are to be given back, or workers lack memory for the present split.
     """
     outside = not is_within_bounds(state.spec, grid_of(state.current_plan))
     return outside or holding.is_too_large(state) or _is_split_too_large(state)
@@ -170,7 +171,7 @@ def _look(state: CoordinatorState) -> tuple[float, ...] | None:
 
 
 def _steps_apart(state: CoordinatorState) -> int:
-    """Return the number of steps after which a worker's reported median covers only new microbatches."""
+    """Return the number of steps after which workers with the most microbatches report a median of only new ones."""
     training = state.spec.training
     return -(-MOST_MICROBATCHES // most_microbatches(training, grid_of(state.current_plan).pipelines))
 
@@ -208,10 +209,9 @@ def next_grid(state: CoordinatorState, workers: int) -> Grid:
 
 
 def grid_for(state: CoordinatorState, workers: int) -> Grid | None:
-    """Return the best grid for a number of workers; None if no grid fits, or while the layers are unknown.
-
-    Until layers are measured, their counted operations decide; or, if the manifest sets the number of stages, the grid
-    has as many pipelines as the workers fill.
+    """Return the best grid for a number of workers; None if no grid fits, or while the layers are unknown. Until layers
+    are measured, the grid has as many pipelines as fit (`_guess`) if the manifest sets the number of stages; else the
+    layers' counted operations decide.
     """
     rates = choosing.rates_of(state)
     if rates is None:
@@ -224,7 +224,7 @@ def grid_for(state: CoordinatorState, workers: int) -> Grid | None:
 
 
 def report_no_grid(turn: Turn, workers: int) -> None:
-    """Report, once, why no grid fits the job's workers; fail the job if more workers would not help."""
+    """Report why no grid fits the job's workers, if that is new; fail the job if more workers would not help."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     if rates is None:
         return
@@ -237,7 +237,7 @@ def report_no_grid(turn: Turn, workers: int) -> None:
 
 
 def _report_if_no_grid_fits_the_edit(turn: Turn, rates: GridRates, workers: int, found: GridRate | None) -> None:
-    """Report, once, why the job stays on a grid that an edit excludes."""
+    """Report why the job stays on a grid that an edit excludes, if no grid fits the edit and that is new."""
     state = turn.state
     if found is not None or is_within_bounds(state.spec, grid_of(state.current_plan)):
         turn.put(replace(state.grids, unmet=""))
@@ -253,7 +253,7 @@ def _report_if_no_grid_fits_the_edit(turn: Turn, rates: GridRates, workers: int,
 
 @lru_cache(maxsize=16)
 def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
-    """Return why no grid fits these workers, and a larger number that would do; or why none fits the most, and None."""
+    """Return why no grid fits, and a larger number of workers for which one fits; None if no such number is found."""
     spec, layers = rates.spec, len(rates.figures.layers)
     most = whole_workers(spec)
     tried = [min(max(workers, 1) << doubled, most) for doubled in range(most.bit_length() + 1)]
@@ -278,7 +278,7 @@ def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
 
 
 def report_choice(turn: Turn, grid: Grid) -> None:
-    """Report the chosen grid (GridChosen); once layers are measured, with its and other grids' expected speeds."""
+    """Report the chosen grid (GridChosen); once layers are measured, only if it fits, and with expected speeds."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = state.staying
     text = f"{_described(grid, state)} for {count(workers, 'worker')}"

@@ -46,15 +46,15 @@ def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float
 
 
 def edited(turn: Turn) -> None:
-    """Forget the target number of workers, and which workers stay, unless the edited job has `objective: Value`."""
+    """Forget all of `holding` but prices and the zones' losses, unless the edited job has `objective: Value`."""
     if not gives_back(turn.state.spec):
         known = turn.state.holding
         turn.put(Holding(prices=known.prices, more=known.more, zones=known.zones))
 
 
 def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
-    """Return the hourly prices of the next `number` workers. more: (price, workers) in the order in which they come;
-    further workers have the last price.
+    """Return the hourly prices of the next `number` workers. more: (price, number of workers) pairs, in the order in
+    which workers come; further workers have the last price.
     """
     found = [price for price, count in more for _ in range(min(count, number))][:number]
     return found + [more[-1][0]] * (number - len(found))
@@ -77,7 +77,7 @@ def seen(state: CoordinatorState, now: float) -> Holding:
 
 
 def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
-    """Return whether a worker that left counts as lost: it was neither given back nor replaced as a straggler."""
+    """Return whether a worker that no longer stays counts as lost: neither given back nor replaced as a straggler."""
     notice = state.membership.leaving.get(worker)
     return notice is None or not (notice.spared or notice.replaced)
 
@@ -127,7 +127,7 @@ def to_have(state: CoordinatorState) -> int:
 
 
 def fewest_to_begin(state: CoordinatorState) -> int:
-    """Return the fewest workers with which the job can begin; in elastic jobs with known layers, a grid must fit."""
+    """Return the fewest workers with which the job can begin. With known layers, elastic jobs need a grid that fits."""
     spec = state.spec
     fewest = fewest_workers(spec)
     rates = choosing.rates_of(state) if spec.elastic else None
@@ -169,7 +169,7 @@ class Worth:
         )
 
     def speed(self, held: int) -> float:
-        """Return the samples per second with `held` workers, averaged over how many are lost and not replaced yet."""
+        """Return the mean samples per second with `held` workers, of which some may be lost and not replaced yet."""
         chances = dict(_missing(held, self._share))
         return sum(chance * self._undisturbed(held - lost) for lost, chance in chances.items()) / sum(chances.values())
 
@@ -201,8 +201,8 @@ class Worth:
 def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: float) -> int | None:
     """Return the number of workers, without standbys, with the best speed for its price; None if no grid fits.
 
-    Candidates train nearly as fast as the largest number would. The held number stays while it is fast enough and no
-    other one is clearly better.
+    Candidates train nearly as fast as the largest number would. The present target stays while it is fast enough and
+    no other number is clearly better.
     """
     most, held, top = worth.most, worth.held, worth.speed(worth.most)
     if not top:
@@ -297,7 +297,7 @@ def _order(state: CoordinatorState, worker: WorkerId, now: float) -> tuple[float
 
 
 def is_too_large(state: CoordinatorState) -> bool:
-    """Return whether the grid has more cells than the job should hold workers, so that owners are given back."""
+    """Return whether the grid has more cells than the target number of workers, so that owners must be given back."""
     cells = grid_of(state.current_plan).cells
     return cells > counted(state, cells)
 
@@ -314,7 +314,7 @@ def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> 
 
 
 def picks(state: CoordinatorState, then: Grid) -> bool:
-    """Return whether a change to grid `then` gives back the most expensive workers, which needs a new split."""
+    """Return whether a change to grid `then` should give back the most expensive workers, which needs a new split."""
     known = state.holding
     prices = [known.prices[w] for w in known.staying if w in known.prices]
     if not is_too_large(state) or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:
@@ -323,7 +323,7 @@ def picks(state: CoordinatorState, then: Grid) -> bool:
 
 
 def give_back_surplus(turn: Turn) -> bool:
-    """Give notice to idle workers beyond the number to hold. Return whether there were any."""
+    """Give notice to workers that own no cell, at most as many as exceed `to_have`. Return whether any got a notice."""
     state, plan = turn.state, turn.state.plan
     if not gives_back(state.spec) or state.holding.target is None or plan is None:
         return False

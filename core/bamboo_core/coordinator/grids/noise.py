@@ -55,5 +55,5 @@ def weight(age: float) -> float:
 
 
 def rest(changes: int) -> float:
-    """Return the seconds to wait before the next change of the grid, after `changes` changes with the same workers."""
+    """Return the least seconds from the last of `changes` grid changes, with the same workers, to the next change."""
     return REST * 2.0 ** (changes - FREE_CHANGES) if changes >= FREE_CHANGES else 0.0

@@ -33,7 +33,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """Losses and hours of a zone's former workers. losses: how many were lost. hours: sum of their times in the job."""
+    """Ended stays of a zone's workers, by loss or notice. losses: ends not chosen by the job. hours: of all stays."""
 
     losses: int = 0
     hours: float = 0.0
@@ -43,13 +43,13 @@ class Exposure:
 class Holding(Record):
     """The number of workers that the job should hold, by their prices.
 
-    prices: money per hour of each worker, from the shell. more: prices of further workers and how many at each price,
-    in the order in which they would come, the last one without limit; () if unknown.
+    prices: known prices of workers, in money per hour, from the shell. more: prices of further workers and how many at
+    each price, in the order in which they would come, the last price without limit; () if unknown.
 
-    staying: the workers without a notice, each with its zone and since when it has stayed. zones: the former workers of
-    each zone. target: how many workers are worth their price, without standbys; None while unknown: the job then has as
-    many as it may. aim: a better target, and since when it has been better. reason: why `target` was chosen, for users.
-    looked_at: when the coordinator last compared numbers. best: inputs and result of that comparison.
+    staying: the workers without a notice, each with its zone and since when it has stayed. zones: the losses in each
+    zone. target: the chosen number of workers, without standbys; None: not chosen, so the job has as many as it may.
+    aim: a better target, and since when it has been better. reason: why `target` was chosen, for users; may be "".
+    looked_at: when the coordinator last looked for a better target. best: inputs and result of the last comparison.
     """
 
     prices: Mapping[WorkerId, float] = field(default_factory=dict)
@@ -67,17 +67,17 @@ class Holding(Record):
 class GridState(Record):
     """The grid for the available workers, and the measurements by which the coordinator chooses it.
 
-    resize: the grid to change to, and since when some change has been worthwhile. rates: estimated step times, by grid.
-    network: the factor by which links seem faster than assumed. looks: layers' times, measured at several moments, the
-    last one after `looked` committed steps. costs: each layer's median of these. running: the grid that runs, and the
-    origin of its states. tries: the times of changes of the grid since workers or layer times last changed.
+    resize: the grid to change to, and since when some change has been pending. rates: estimated step times, by grid.
+    network: the factor by which links seem faster than assumed. looks: layers' times at several moments, oldest first.
+    looked: number of committed steps at the newest look. costs: each layer's median of the looks. running: the grid
+    that runs, and the origin of its states. tries: when the grid changed, since workers or layer times last changed.
 
-    taken: seconds of the newest undisturbed steps on the running grid. run: their number, with the first steps, which
-    `taken` leaves out. heard: the number of committed steps recorded. measured: step times of grids that have run.
-    short: the newest step that lacked a worker (`lacking`), and since when. workers: the number of ready ones without
-    notice; changes: the times of its newest changes. gaps: the times of losses of workers that have no successor yet.
-    refills: seconds until the newest successors came. expected: the rate of the grid that the job should run.
-    announced: the last choice, with the expected rates, or why there is none. unmet: why no grid fits an edit, or "".
+    taken: seconds of the newest steps on the running grid since a disturbance. run: number of all these steps, with the
+    first ones, which `taken` leaves out. heard: number of committed steps that are recorded. measured: step times of
+    grids that have run. short: the newest step that lacked a worker (`lacking`), and since when. workers: number of
+    ready ones without notice; changes: times of its newest changes. gaps: times of losses and notices without a
+    successor yet. refills: seconds until the newest successors came. expected: the rate of the grid chosen last.
+    announced: the last choice, or why there is none, for users. unmet: why no grid fits an edit, or "".
     """
 
     resize: tuple[Grid, float] | None = None
@@ -102,8 +102,8 @@ class GridState(Record):
     unmet: str = ""
 
     def on(self, grid: Grid, origin: int, step: int, now: float) -> "GridState":
-        """Record that this grid runs, with the states of this origin. Layer times measured on another grid then count
-        less.
+        """Record that this grid runs, with the states of this origin. If another grid ran before, its layer times now
+        count as at most noise.PRIOR measurements.
         """
         if (grid, origin) == self.running:
             return self
@@ -113,15 +113,15 @@ class GridState(Record):
         return replace(known, looks=(self.costs,) * min(len(self.looks), noise.PRIOR), tries=(*self.tries, now))
 
     def disturbed(self, step: int) -> "GridState":
-        """Discard the step times so far and time steps from this one on: steps took longer, or the split changed."""
+        """Discard the step times in `taken`: steps were disturbed, or the split changed. step: committed steps."""
         return replace(self, taken=(), run=0, heard=step)
 
     def lacking(self, step: int, now: float) -> "GridState":
-        """Record since when this step has lacked a worker: one runs several stages, or an owner is lost or leaves."""
+        """Record since when this step lacks a worker: a worker runs several cells, or an owner is lost or leaves."""
         return self if self.short[0] == step else replace(self, short=(step, now))
 
     def looking(self, costs: tuple[float, ...], step: int) -> "GridState":
-        """Record the layers' present times in seconds; drop older ones if their sum has clearly changed."""
+        """Record the layers' present times in seconds; drop times from before a clear change of their sum or number."""
         same = not self.looks or len(self.looks[-1]) == len(costs)
         looks = ((*self.looks, costs) if same else (costs,))[-noise.KEPT :]
         tries = self.tries
@@ -130,7 +130,7 @@ class GridState(Record):
         return replace(self, looks=looks, looked=step, costs=noise.usual(looks), tries=tries)
 
     def stepped(self, step: int, seconds: float | None = None) -> "GridState":
-        """Record a committed step on the running grid. seconds: its time; None if it was disturbed."""
+        """Record the newest of `step` committed steps. seconds: its time; None if it is unknown or was disturbed."""
         if seconds is None:
             return replace(self, heard=step)
         run, taken = self.run + 1, self.taken
@@ -139,10 +139,10 @@ class GridState(Record):
         return replace(self, taken=taken, run=run, heard=step)
 
     def noted(self, workers: int, now: float, wanted: int, spared: int = 0) -> "GridState":
-        """Record how many workers stay now, when that changed, losses without successor, and refill times.
+        """Record the number of workers that stay; if it changed, also when, losses without successor, and refill times.
 
-        wanted: the wanted number; lost workers beyond it get no successor. spared: how many workers were given back;
-        they get no successor either.
+        wanted: the wanted number; lost workers beyond it get no successor. spared: how many workers were given back
+        since the last call; they get no successor either.
         """
         known = replace(self, workers=self.workers - spared) if spared else self
         if workers == known.workers:
@@ -164,12 +164,12 @@ class GridState(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resplit:
-    """A re-split of the layers in progress (`cut`).
+    """A re-split in progress: a new division of the layers over stages (`cut`).
 
-    number: of the request for a cut after step `at` or a later one; 0 without a request. asked, asked_at: the root that
-    was last asked, and when. cut: the state to move; None until a commit has carried the request. since: when the
-    request was made; from the cut on, when the cut came. held: the layers of that state that each worker has reported.
-    stages: the new split if it is only for speed, on the same grid and workers; else None.
+    number: of the request for a cut after `at` or more steps; 0 without a request. asked: the root at the last request.
+    asked_at: when the root, or after the cut the workers, were last asked. cut: the state to move; None until the cut
+    is known. since: when the request was made; from the cut on, when it became known. held: the layers of that state
+    that each worker has reported. stages: the new split if it is only for speed, on the same grid and workers; or None.
     """
 
     number: int
@@ -208,9 +208,9 @@ class Splits(Record):
     """The splits of the layers that the coordinator considers or carries out.
 
     resplit: the re-split in progress. filling: the temporary replicas before it. uneven: since when, and since which
-    step, another split should be faster (`by_speed`). faster: that split, once it has been faster for long enough.
-    evened: the workers, cell by cell, for whose speeds the layers were split, and when. pause: seconds for which the
-    last re-split stopped training.
+    step, another split should be faster (`by_speed`). faster: that split, once it is due. evened: if the last re-split
+    was for speed, its workers, cell by cell, and when it was over; else None. pause: seconds for which the last
+    re-split stopped training; None if unknown.
     """
 
     resplit: Resplit | None = None
@@ -226,7 +226,7 @@ class OwnPace:
     """A worker's times for its layers, with which its later times are compared.
 
     newest: seconds of a microbatch in the newest OWN_LOOKS measurements, oldest first. usual: the smallest median that
-    a full `newest` has had; None before.
+    a full `newest` has had; None until `newest` is full while the worker is not slow.
     """
 
     newest: tuple[float, ...] = ()

@@ -29,13 +29,13 @@ class EarlyEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTerms(Record):
-    """The terms of a job: its spec, manifest and settings. They change only by an edit, an early stop or its undoing,
-    and when a worker has counted the steps.
+    """The terms of a job: its spec, manifest and settings. Only spec and early_stop change: by an edit, an early stop
+    or its undoing, or when a worker has counted the steps.
 
     secret: the secret that the job's workers share. history: URL of the job's history, which workers write; "" if none
     is kept. last_state: URL for the checkpoint of the last state of a job that keeps no other checkpoints; "" if that
-    is not kept. started: when the coordinator was made. heartbeat_timeout: seconds. early_stop: why the spec has fewer
-    steps than the manifest; None if it has not.
+    is not kept. started: when the coordinator was made. heartbeat_timeout: seconds. early_stop: set if the spec's
+    number of steps is that of an early stop.
     """
 
     spec: JobSpec
@@ -54,16 +54,16 @@ class JobTerms(Record):
         )
 
     def with_steps(self, steps: int) -> "JobTerms":
-        """Set the number of steps, counted by the first worker from its data."""
+        """Set the number of steps, which a worker has counted from its data."""
         return replace(self, spec=self._of_steps(steps))
 
     def stopped_early(self, last: int, why: str) -> "JobTerms":
-        """Shorten the job to `last` steps; it then ends like any other job of that length."""
+        """Shorten the job to `last` steps. why: the reason, a clause."""
         wanted = self.early_stop.wanted_steps if self.early_stop else self.spec.training.steps
         return replace(self, spec=self._of_steps(last), early_stop=EarlyEnd(why=why, wanted_steps=wanted))
 
     def back_at(self, step: int) -> "JobTerms":
-        """Undo an early stop when the job goes back to the state before `step`, if it stopped after that state."""
+        """Undo an early stop if workers begin anew with the state after `step` steps, and that is before the stop."""
         stop = self.early_stop
         if stop is None or step >= self.spec.training.steps:
             return self
@@ -80,8 +80,8 @@ Phase = Literal["Pending", "Recovering", "Running", "Restoring", "Over"]
 class JobCourse(Record):
     """The phase of the job. since: when the phase began, in seconds.
 
-    Recovering: after the coordinator's own restart, until the workers are back. Restoring: the job goes back to a
-    checkpoint or to step 0.
+    Recovering: after the coordinator's own restart, until the workers are back or overdue. Restoring: the job goes back
+    to a checkpoint or to step 0.
     """
 
     phase: Phase = "Pending"
@@ -92,9 +92,9 @@ class JobCourse(Record):
 class Plans(Record):
     """The job's newest plan, and how far workers follow it.
 
-    newest: None before the first plan. since_step: number of steps committed when `newest` was made. applied: workers
-    that have applied it. synced: replicas in step. in_force: the plan that workers follow until the step ends, if
-    `newest` is the same plan without its portions (microbatches of a lost cell, dealt to several workers); else None.
+    newest: None before the first plan. since_step: number of steps committed when this coordinator last issued a plan.
+    applied: workers that have applied `newest`. synced: replicas in step. in_force: the plan before `newest`, if
+    `newest` only ends its portions (microbatches of a cell, dealt to several workers) and no worker has applied it.
 
     steady: the last `replan` found nothing to do, and time alone will not change that. settled: the newest view for
     which no plan was better.
@@ -109,13 +109,12 @@ class Plans(Record):
     settled: PlanningView | None = field(default=None, compare=False, repr=False)
 
     def moved_by(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
-        """Return the cells that a new plan gives to other owners, with their present owners."""
+        """Return the cells of `newest` that a new plan of its origin gives to other owners, with the present owners."""
         return [(cell, owner) for cell, owner in self._owners_before(plan) if owner != plan.at(cell).owner]
 
     def issued(self, plan: Plan, step: int) -> "Plans":
-        """Make a plan the newest one.
-
-        Replicas in step remain so if the cell keeps its owner. A former owner that becomes a replica is in step, too.
+        """Make a plan the newest one. If it has the same origin, replicas in step remain so where the cell keeps its
+        owner, and a former owner that becomes a replica is in step.
         """
         synced: set[tuple[Cell, WorkerId]] = set()
         for cell, owner in self._owners_before(plan):
@@ -134,13 +133,13 @@ class Plans(Record):
         return self.in_force is not None and step <= self.since_step
 
     def of_step(self, step: int) -> Plan | None:
-        """Return the plan of the current step, with the newest epoch, as base of later plans; None without a plan."""
+        """Return the base of the next plan: the newest one or, if it `settles`, `in_force` with the newest epoch."""
         if self.newest is None or self.in_force is None or not self.settles(step):
             return self.newest
         return msgspec.structs.replace(self.in_force, epoch=self.newest.epoch)
 
     def _owners_before(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
-        """Return the cells that `plan` and `newest` share, with their owners in `newest`; [] if the origins differ."""
+        """Return the cells that `plan` and `newest` share, with the owners in `newest`; [] without a common origin."""
         old = self.newest
         if old is None or old.origin != plan.origin:
             return []
@@ -165,11 +164,11 @@ class Plans(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """The cells that one plan moves to new owners which have not yet reported that they caught up.
+    """One plan's moves of cells to new owners, without cells whose new owner has reported that it caught up.
 
-    epoch: the plan's epoch. lost_at: when the coordinator first saw a sign of the loss, else `decided_at`; both in
-    seconds of its clock. step: number of committed steps. notice: no previous owner was lost. announced: an owner was
-    lost or is under notice; other moves are not shown to users. victims: the cells and their previous owners.
+    epoch: the plan's epoch. lost_at: when the coordinator first saw a sign of a loss, else `decided_at`; both in
+    seconds of its clock. step: number of steps committed then. notice: no previous owner was lost. announced: a
+    previous owner was lost or had a notice; other moves are not shown to users. victims: the cells and previous owners.
     """
 
     epoch: int
@@ -234,8 +233,8 @@ def _milliseconds(value: float) -> float:
 class ModelLayers(Record):
     """The costs and sizes of the model's layers, as a worker reports them (Profile).
 
-    asked: the worker that was asked; None: none. costs: operations of each layer; None until known. sizes: the layers'
-    bytes; empty if unknown. memory: bytes of that worker's smallest device; None if unknown.
+    asked: the worker that was asked; None: none. costs: of each layer (operations, or `Task.costs`); None until known.
+    sizes: the layers' bytes; empty if unknown. memory: bytes of that worker's smallest device; None if unknown.
     """
 
     asked: WorkerId | None = None
@@ -244,7 +243,7 @@ class ModelLayers(Record):
     memory: int | None = None
 
     def not_asked_of(self, worker: WorkerId) -> "ModelLayers":
-        """Forget a request to a worker that is gone or whose channel closed, so that another one is asked."""
+        """Forget the request to this worker, which is gone or has reconnected, so that a worker is asked again."""
         return replace(self, asked=None if self.asked == worker else self.asked)
 
 
@@ -253,7 +252,7 @@ class Inquiry(Record):
     """The question to all workers which states they hold (ReportRequest).
 
     began_at: when all workers were first asked; None if no question is open. asked_at: when they were last asked.
-    reports: the answers to the last round.
+    reports: the answers since then.
     """
 
     began_at: float | None = None
@@ -267,7 +266,7 @@ class Inquiry(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """A requested end of the job, once a checkpoint of step `step` or later is complete, or cannot be in time.
+    """A request to end the job, once a checkpoint after `step` or more steps is complete, given up or too slow.
 
     since: when it was requested, in seconds. unheard: workers have to reconnect to a restarted coordinator first.
     """
@@ -283,8 +282,8 @@ class Stopping:
 class Ending(Record):
     """The end of the job.
 
-    stopping: set if the job is to end before its last step. finished: the cells that have run all steps, each with the
-    digest of its last state. finishers: for each cell, the worker that last reported this.
+    stopping: the open request to end the job. finished: the cells that have run all steps, each with the digest of its
+    last state. finishers: for each cell, the worker that last reported this.
     """
 
     stopping: Stopping | None = None

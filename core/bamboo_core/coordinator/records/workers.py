@@ -47,10 +47,10 @@ class WorkerEnd:
 
 
 class Workers(dict[WorkerId, WorkerRecord], Record):
-    """All present workers, in order of joining. Never changed in place: each method returns a new value."""
+    """All present workers, in order of joining. Never changed in place: the methods below return a new value."""
 
     def joined(self, hello: protocol.Hello, peer: Peer, now: float) -> "Workers":
-        """Add a worker whose channel was opened."""
+        """Add a new worker, which has opened its channel."""
         epoch = hello.plan.epoch if hello.plan else 0
         return self.having(hello.worker, WorkerRecord(peer=peer, seen=now, platform=hello.platform, epoch=epoch))
 
@@ -58,7 +58,7 @@ class Workers(dict[WorkerId, WorkerRecord], Record):
         return Workers({w: r for w, r in self.items() if w not in gone})
 
     def beating(self, worker: WorkerId, heartbeat: protocol.Heartbeat, now: float) -> "Workers":
-        """Record a heartbeat. Fields that it leaves out keep their last values."""
+        """Record a heartbeat. Times (with headroom), traffic and memory keep their values if it leaves them out."""
         known = self[worker]
         new = replace(
             known,
@@ -83,10 +83,10 @@ class Workers(dict[WorkerId, WorkerRecord], Record):
 class Notice:
     """The notice of a worker that will leave.
 
-    until: when the worker will be gone. seconds: how long before `until` the notice came, or the worker joined if that
-    was later. final: the shell cannot withdraw the notice. replaced: the coordinator gave it, because the worker is
-    slow; the worker leaves once another one has taken its place. spared: the coordinator or its shell gave it, because
-    the worker is not needed. free_since_step: the step since which the worker has no part in the plan.
+    until: when the worker will be gone; infinite without a deadline. seconds: how long before `until` the notice came,
+    or the worker joined if that was later. final: the shell cannot withdraw the notice. replaced: the coordinator gave
+    it, because the worker is slow; the worker leaves once another one has taken its place. spared: the coordinator or
+    its shell gave it, because the worker is not needed. free_since_step: step since which it has no stage, if known.
     """
 
     until: float = math.inf
@@ -102,10 +102,10 @@ class Membership(Record):
     """The workers that leave or are gone, and the number of requested workers.
 
     leaving: the notices of workers, even of ones that have not joined yet. gone: workers declared lost, refused or
-    dismissed, for good. counted: workers that are not gone and whose preemption an earlier coordinator has counted, or
-    which it asked to leave. requested: the number of requested workers that have not joined yet. preemptions: the
-    number of workers taken away, or about to be. notices: how many of them had a notice. silence_told: an event has
-    reported that living workers do not reconnect to a restarted coordinator.
+    dismissed, for good. counted: workers whose next preemption is not counted, because an earlier coordinator counted
+    it or asked them to leave. requested: the number of requested workers that have not joined yet. preemptions: the
+    number of joined workers' preemption notices and of losses without a notice. notices: that of the notices alone.
+    silence_told: an event has reported that living workers do not reconnect to a restarted coordinator.
     """
 
     leaving: Mapping[WorkerId, Notice] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Liveness(Record):
     """The broken links between workers, the first signs of losses, and how long to wait for silent workers.
 
     links: (reporter, peer) -> since when the reporter cannot reach the peer. first_signs: the time of the first sign of
-    each recent loss. patience: additional seconds to wait, until patient_until, because most workers were silent.
+    each loss since the last plan. patience: extra seconds to wait, until patient_until, as most workers were silent.
     """
 
     links: Mapping[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class Liveness(Record):
         return replace(self, links={pair: since for pair, since in self.links.items() if worker not in pair})
 
     def losing(self, worker: WorkerId, cut_since: float) -> "Liveness":
-        """Record when the first sign of a worker's loss came. cut_since: when its channel was closed, or now."""
+        """Record the first sign of a worker's loss, and drop its links. cut_since: when its channel closed, or now."""
         first = min([since for (_, peer), since in self.links.items() if peer == worker] + [cut_since])
         return replace(self.without(worker), first_signs={**self.first_signs, worker: first})
 
@@ -167,9 +167,9 @@ class Liveness(Record):
 class WorkerEnds(Record):
     """The ends of lost workers, and the count of failures.
 
-    failures: descriptions of workers that failed by themselves since the last commit. restarts: the total number of
-    workers that failed by themselves. unexplained: lost workers whose end is still unknown. since_commit: the ends of
-    workers lost since the last commit.
+    failures: descriptions of workers that ended by themselves since the last commit. restarts: the total number of
+    workers that ended by themselves. unexplained: lost workers whose end the shell has not reported. since_commit: the
+    ends recorded since the last commit, or since the job last began anew.
     """
 
     failures: tuple[str, ...] = ()
@@ -183,8 +183,8 @@ class Admission(Record):
     """The check that joining workers fit the job's other workers.
 
     misfit: the newest worker that was refused for its platform or its data, and why. in_a_row: the number of refusals
-    since a worker became ready. ask_at: the earliest time to request workers again after refusals. data: the first
-    worker that reported its data, and the report.
+    since a worker was last accepted as ready. ask_at: the earliest time to request workers again after refusals. data:
+    the first worker that reported its data, and the report.
     """
 
     misfit: tuple[WorkerId, str] | None = None
@@ -205,12 +205,12 @@ class Admission(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A worker that takes longer for its layers than other workers would.
+    """A worker that takes longer for its layers than other workers would, or than it took before.
 
-    since, step: the time and the number of committed steps when it was first slow. cell: the cell that it
-    runs. seconds: its time for a microbatch. usual: the time that other workers would take. compared: measured against
-    other workers, not against the counted costs of its layers. found: slow for long enough to be reported. lasting:
-    slow for long enough that the coordinator acts.
+    since, step: the time and the number of committed steps when it became slow. cell: a cell that it runs. seconds: its
+    time for a microbatch there. usual: the expected time. compared: by measured times of other workers or earlier ones
+    of its own, not by the counted costs of its layers. found: slow for long enough to be reported. lasting: slow for
+    long enough that the coordinator acts.
     """
 
     since: float
@@ -229,8 +229,8 @@ class StragglerState(Record):
 
     slow: all stragglers, even if not reported yet. paces: the owners' times, by worker and its present layers.
     estimate: the newest estimate of layers' times that covers all layers. looked_at: when workers were last compared,
-    in seconds. replaced: replaced workers' seconds per microbatch, by worker and layers. replacements: their number.
-    asked_at: since when one more worker is requested to replace a slow one. again_at: when another may be requested.
+    in seconds. replaced: replaced workers' seconds per microbatch, by worker and layers. replacements: the number
+    begun. asked_at: since when one more worker is requested to replace a slow one. again_at: when another may be.
     """
 
     slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)

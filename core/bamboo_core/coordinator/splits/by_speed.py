@@ -28,10 +28,10 @@ BYTES_PER_SECOND: Final = 1e8  # assumed speed of moving layers, until one move 
 
 
 def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
-    """Look for a faster split, and record since when one is expected; once that has lasted, record the split for a cut.
+    """Look for a faster split and record since when one is expected; once that has lasted, offer the split for a cut.
 
-    suspected: a worker seems slow, but not for long enough yet; a new split waits for that. slow: descriptions of the
-    slow workers.
+    suspected: a worker seems slow, but not for long enough to be sure; no split is offered meanwhile, nor while
+    `is_free` is false. slow: descriptions of the slow workers.
     """
     state, known = turn.state, turn.state.splits
     split = _faster(state, slow, turn.now)
@@ -60,7 +60,7 @@ def lasts(state: CoordinatorState, since: tuple[float, int], now: float, at_most
 
 
 def is_free(state: CoordinatorState) -> bool:
-    """Return whether no other change is going on and the job is not about to end."""
+    """Return whether no worker leaves, no grid change is pending, all have applied the plan, and no end is near."""
     plan = state.current_plan
     ending = state.step + 2 * AHEAD_STEPS >= state.spec.training.steps
     leaving = any(not state.workers[w].released for w in state.noticed)
@@ -72,8 +72,8 @@ def is_free(state: CoordinatorState) -> bool:
 def _faster(state: CoordinatorState, slow: Sequence[str], now: float) -> FasterSplit | None:
     """Return a split with shorter steps on the present workers, and why it is faster.
 
-    None if layers may not move (`_can_move`), if their times are unknown, if they were split for these workers
-    recently, or if the split is not faster by WORTH, does not earn back its pause, or does not fit in memory.
+    None if layers may not move (`_can_move`), if their times are unknown, if they were split for the speeds of these
+    workers recently, or if the split is not faster by WORTH, does not earn back its pause, or does not fit in memory.
     """
     plan, work, evened = state.current_plan, state.stragglers.estimate, state.splits.evened
     rests = evened is not None and evened[0] == places(state) and now - evened[1] < REST_SECONDS
@@ -93,7 +93,7 @@ def _faster(state: CoordinatorState, slow: Sequence[str], now: float) -> FasterS
 
 
 def _can_move(state: CoordinatorState) -> bool:
-    """Return whether the split may change, each cell has a live worker of its own, and all owners' times are known."""
+    """Return whether another split is possible, holders are live, each owner runs one cell, and owners are timed."""
     plan = state.current_plan
     live = state.live(plan)
     places, layers = len(plan.stages) * state.spec.worker.devices, plan.stages[-1][1]
@@ -112,8 +112,8 @@ def _least(state: CoordinatorState, work: WorkEstimate) -> float:
 
 
 def _has_memory(state: CoordinatorState, stages: Ranges) -> bool:
-    """Return whether each worker has memory for a split: by its headroom (available over used memory), as if all layers
-    had the same size, and by the layers' sizes if the coordinator chooses the grid.
+    """Return whether each worker has memory for a split, as far as is known: by its headroom (available over used
+    memory), as if all layers had the same size, and by the layers' sizes if the coordinator chooses the grid.
     """
     plan = state.current_plan
     if not following.has_room(state, grid_of(plan), stages):
@@ -140,13 +140,13 @@ def _slowness(state: CoordinatorState, work: WorkEstimate, pipeline: int, stage:
 
 
 def pays(state: CoordinatorState, gain: float) -> bool:
-    """Return whether, by the next split or the job's end, steps shorter by `gain` seconds earn back a split's pause."""
+    """Return whether steps shorter by `gain` seconds earn back a split's pause, in REST_SECONDS or by the job's end."""
     left = state.spec.training.steps - state.step
     return gain * min(left, REST_SECONDS / (state.usual_step or REST_SECONDS)) >= _pause(state)
 
 
 def _pause(state: CoordinatorState) -> float:
-    """Return the seconds for which a new split stops the job: as measured last, else an estimate from used memory."""
+    """Return the seconds for which a new split stops the job: as last measured, else by step time and used memory."""
     if state.splits.pause is not None:
         return state.splits.pause
     held = [record.memory.peak for record in state.workers.values() if record.memory]

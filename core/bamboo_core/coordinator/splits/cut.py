@@ -1,10 +1,10 @@
 """Resplitting: a new split of the layers over stages while the job runs.
 
 The root marks a commit after which no worker begins another step (the cut). Each worker copies its layers of that state
-to host memory and reports them (StateHeld). When live workers hold all layers, a plan of a new origin names the
-holders, and each worker starts with the layers that it needs, its own or received ones. Until all have started, every
-worker keeps its copies. So after a loss that leaves a copy of each layer, the job goes on from the cut, on a grid that
-fits. See docs/design/resplit.md.
+to host memory and reports them (StateHeld). Once all have reported (after a while, once live workers hold all layers),
+a plan of a new origin names the holders, and each worker starts with the layers that it needs, its own or received
+ones. Until all have started, every worker keeps its copies. So after a loss that leaves a copy of each layer, the job
+goes on from the cut. See docs/design/resplit.md.
 """
 
 from functools import partial
@@ -35,14 +35,14 @@ def is_cut(state: CoordinatorState) -> bool:
 
 
 def is_moving(state: CoordinatorState) -> bool:
-    """Return whether workers still wait for layers of a cut or checkpoint; a loss then needs another plan from it."""
+    """Return whether workers may still wait for layers of a cut or checkpoint; a loss then needs a new plan from it."""
     plan = state.plan
     return state.phase == "Running" and plan is not None and bool(plan.sources) and not has_begun(state)
 
 
 def has_begun(state: CoordinatorState) -> bool:
     """Return whether the job has started from the cut or checkpoint whose copies `plan.sources` names: all holders
-    have applied the plan, or a step was committed. From then on takeovers handle losses.
+    have applied the plan, or a step was committed. Takeovers then handle losses. False if it is empty.
     """
     plan = state.plan
     if plan is None or not plan.sources:
@@ -60,7 +60,7 @@ def wants(state: CoordinatorState, now: float) -> bool:
 
 
 def is_possible(state: CoordinatorState) -> bool:
-    """Return whether layers may be split anew: no end, notice or other change is near, and layer costs are known."""
+    """Return whether a cut is possible: no end is near, no holder leaves, only one layout is left, costs are known."""
     ending = state.step + 4 >= state.spec.training.steps  # the last step also needs a checkpoint
     busy = ending or state.ending.stopping is not None or len(state.current_plan.layouts) > 1
     return not (busy or _somebody_leaves(state) or known_work(state) is None)
@@ -77,7 +77,7 @@ def is_resized(state: CoordinatorState, now: float) -> bool:
 
 
 def known_work(state: CoordinatorState) -> WorkEstimate | None:
-    """Return the times of layers and workers: measured, else from counted operations; None if neither is known."""
+    """Return the layers' costs, measured or else counted, and measured speeds of workers; None if costs are unknown."""
     if state.stragglers.estimate is not None:
         return state.stragglers.estimate
     costs = state.grids.costs or state.layers.costs
@@ -85,7 +85,7 @@ def known_work(state: CoordinatorState) -> WorkEstimate | None:
 
 
 def withdraw(turn: Turn) -> None:
-    """Withdraw a requested cut, unless a commit has carried it: another change is more urgent, or no cut is needed now.
+    """Withdraw a requested cut, unless it is known that a commit has carried it. Do nothing without a request.
 
     The root gets a request for a step that never comes, which replaces the withdrawn one.
     """
@@ -105,7 +105,7 @@ def _somebody_leaves(state: CoordinatorState) -> bool:
 
 
 def request(turn: Turn) -> None:
-    """Request a cut at the next commit, for another grid or for a faster split (then emit Rebalancing)."""
+    """Request a cut at the next commit or a later one: for another grid, else for a faster split, which is reported."""
     state, numbered = turn.state, turn.state.checkpoints.numbered()
     faster = None if is_resized(state, turn.now) else state.splits.faster
     stages = faster.stages if faster else None
@@ -117,7 +117,7 @@ def request(turn: Turn) -> None:
 
 
 def look_after(turn: Turn) -> None:
-    """Repeat the unanswered requests of a cut in progress; withdraw the cut if it is not wanted any more."""
+    """Repeat a cut's unanswered requests; withdraw a cut that is not wanted any more, and drop one that is over."""
     state, resplit = turn.state, turn.state.splits.resplit
     if resplit is None or state.plan is None:
         return
@@ -137,9 +137,9 @@ def look_after(turn: Turn) -> None:
 
 
 def begin_anew(turn: Turn) -> None:
-    """Begin the step in progress anew on another grid, from the state before it, which workers keep until its commit.
+    """Make the state before the step in progress a cut, so that the step begins anew on another grid.
 
-    A checkpoint in progress is abandoned.
+    Workers keep that state until the step's commit. Abandon a checkpoint in progress, or withdraw its request.
     """
     state = turn.state
     cut = CheckpointId(step=state.step, id=f"anew{state.current_plan.epoch}")
@@ -152,7 +152,7 @@ def begin_anew(turn: Turn) -> None:
 
 
 def _ask(turn: Turn) -> None:
-    """Ask the root for a cut; once there is one, ask workers that have not answered for copies of its state."""
+    """Ask the root for a cut; once one is known, ask the plan's workers without an answer for copies of its state."""
     resplit, plan = turn.state.splits.resplit, turn.state.current_plan
     assert resplit is not None
     root = plan.at(ROOT).owner
@@ -177,7 +177,7 @@ def _is_end(state: CoordinatorState, cut: CheckpointId) -> bool:
 
 
 def state_held(turn: Turn, worker: WorkerId, message: protocol.StateHeld) -> None:
-    """Record a worker's copies of layers of a cut's state. The message may come before the report of the commit."""
+    """Record a worker's copies of a cut's layers, unless the cut is over. The report of its commit may come later."""
     state, plan, cut = turn.state, turn.state.plan, message.checkpoint
     if _is_end(state, cut):
         return
@@ -197,7 +197,7 @@ def state_held(turn: Turn, worker: WorkerId, message: protocol.StateHeld) -> Non
 
 
 def next_plan(turn: Turn) -> Plan | None:
-    """Return the plan with which the job goes on from the cut, or None until one is possible.
+    """Return the plan with which the job goes on from the cut or checkpoint, or None until one is possible.
 
     While layers move, only the loss of a worker leads to another plan.
     """
@@ -222,9 +222,9 @@ def next_plan(turn: Turn) -> Plan | None:
 
 
 def last_plan(turn: Turn) -> Plan | None:
-    """Return the plan with which workers drop their copies once all have started from the cut or checkpoint; else None.
+    """Return the plan with which workers drop their copies, once the job has started (`has_begun`); else None.
 
-    Also record how long the cut stopped training.
+    Also record how long the cut stopped training, if known, and whether it was for speed. None while a worker is lost.
     """
     state, plan = turn.state, turn.state.plan
     if plan is None or not has_begun(state) or state.lost(plan):
@@ -243,7 +243,7 @@ def is_lost(turn: Turn) -> bool:
 
 
 def _sources(state: CoordinatorState, plan: Plan) -> Sources | None:
-    """Return the holders of each layer of the cut or checkpoint; None if a layer of the cut is lost."""
+    """Return each layer's live holders for the cut or checkpoint; None if a layer of a cut has no known live holder."""
     live = {w: r.peer for w, r in state.workers.items()}
     if plan.sources and not plan.moved:
         return copies.sources(state, plan.restore, len(plan.sources), live)
@@ -251,7 +251,7 @@ def _sources(state: CoordinatorState, plan: Plan) -> Sources | None:
 
 
 def _held(state: CoordinatorState, plan: Plan) -> dict[WorkerId, set[int]]:
-    """Return the layers of the cut that each worker has reported, or that it holds according to the plan."""
+    """Return the layers that each worker has reported for the cut, or that it holds by `plan.sources`."""
     held = {w: set(layers) for w, layers in state.splits.resplit.held.items()} if state.splits.resplit else {}
     for layer, workers in enumerate(plan.sources):
         for worker in workers:
@@ -277,7 +277,7 @@ def state_bytes(state: CoordinatorState) -> tuple[int, ...]:
 
 
 def _all_hold(state: CoordinatorState, plan: Plan) -> bool:
-    """Return whether every present worker that certainly holds a stage has reported copies of all its layers."""
+    """Return whether every present worker that certainly holds a stage has reported copies of the stage's layers."""
     assert state.splits.resplit is not None
     held = state.splits.resplit.held
     return all(

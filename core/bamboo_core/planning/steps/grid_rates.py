@@ -49,10 +49,10 @@ class GridRate:
 def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:
     """Yield the grids that the job may run on these workers, with every schedule that it may use.
 
-    For each number of stages, yield the most pipelines that the workers fill and, from numbers of pipelines with equal
-    longest shares (`most_microbatches`), the smallest one, since their steps take about as long. A single stage never
-    waits, so it uses the first schedule only. Yield nothing if the job needs more workers to begin. layers: the model's
-    number of layers. only: the one number of stages to consider; None: all.
+    For each number of stages, yield the largest number of pipelines that the workers fill, and each smaller one whose
+    longest share (`most_microbatches`) no smaller number has: with equal longest shares steps take about as long. A
+    single stage has no bubbles, so it uses the first schedule only. Yield nothing if the job needs more workers to
+    begin. layers: the model's number of layers. only: the one number of stages to consider; None: all.
     """
     if workers < fewest_workers(spec):
         return
