@@ -252,7 +252,7 @@ def test_the_best_state_needs_evaluations() -> None:
 
 
 def test_a_job_that_goes_back_again_to_its_last_step_ends() -> None:
-    """A job that loses its only worker after it has restored the last step's checkpoint ends with equal checksums."""
+    """A job begins with a complete run's last checkpoint and loses its only worker; it ends with that run's sums."""
     document, store = with_checkpoints(steps=4, every=2), MemoryStore()
     document["spec"]["topology"] = {"stages": 1, "pipelines": 1}
     calm = Job(document, store=store).run()

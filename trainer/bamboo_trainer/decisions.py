@@ -14,9 +14,9 @@ Memory = Mapping[str, Number]
 class Committed:
     """The facts that a decision may use: results of the last committed step.
 
-    step: the number of committed steps, including that one; 0 before the first, when nothing else is known. loss,
-    gradient_norm (before clipping), metrics: of that step; None where not finite. evaluation: of the state before that
-    step, after `step - 1` steps; empty if it was not evaluated. skipped: the step left the model unchanged.
+    step: the number of committed steps, including that one; nothing else is known before the first step, or if a state
+    without decisions was restored. loss, gradient_norm (before clipping), metrics: of that step. evaluation: of the
+    state after `step - 1` steps, if evaluated. None: not finite. skipped: the step left the model unchanged.
     """
 
     step: int
@@ -41,10 +41,10 @@ class Decision:
     """The settings of the next step. Several decisions combine: their rates are multiplied, and a parameter that any of
     them freezes is frozen.
 
-    learning_rate: a factor of `Task.learning_rate`; finite and not negative. frozen: parameters that stay unchanged, as
-    "<layer index>.<parameter name>", or patterns such as "0.*"; their gradients do not count in the gradient's norm.
-    stop: training ends with the current state. memory: passed to the decision the next time; up to 64 finite numbers or
-    None, by name.
+    learning_rate: a factor of `Task.learning_rate`; finite and not negative. frozen: parameters that stay unchanged and
+    do not count in the gradient's norm, named "<layer index>.<parameter name>", or patterns such as "0.*"; tied ones by
+    their group's first name. stop: training ends with the current state. memory: passed to the decision the next time;
+    up to 64 finite numbers or None, by name.
     """
 
     learning_rate: float = 1.0
@@ -65,11 +65,11 @@ def reduce_on_plateau(
     largest: bool = False,
     least: float = 0.0,
 ) -> Decide:
-    """Reduce the learning rate when a number has not improved for a while, like torch's ReduceLROnPlateau.
+    """Return a decision that reduces the learning rate when a number does not improve, like torch's ReduceLROnPlateau.
 
-    metric: a name for `Committed.value`. factor: multiplies the rate at each reduction. patience: how often in a row
-    the number may fail to improve. threshold: the smallest relative change that counts as an improvement. largest:
-    larger is better. least: the smallest factor of the task's rate.
+    metric: the name of a positive number (`Committed.value`). factor: multiplies the rate at each reduction. patience:
+    how often in a row the number may fail to improve. threshold: only a larger relative change counts as an
+    improvement. largest: larger is better. least: the smallest factor of the task's rate.
     """
 
     def decide(done: Committed, memory: Memory) -> Decision:
@@ -87,12 +87,12 @@ def reduce_on_plateau(
 
 
 def frozen_for(steps: int, *parameters: str) -> Decide:
-    """Freeze parameters for the first `steps` steps. parameters: names or patterns, as in `Decision`."""
+    """Return a decision that freezes parameters for the first `steps` steps. parameters: see `Decision.frozen`."""
     return lambda done, memory: Decision(frozen=parameters if done.step < steps else ())
 
 
 def stop_when(metric: str = "loss", *, below: float | None = None, above: float | None = None) -> Decide:
-    """End training once a number is below `below` or above `above`; give exactly one. metric: see `Committed.value`."""
+    """Return a decision to end training once `Committed.value(metric)` is below `below` or above `above`; give one."""
     if (below is None) == (above is None):
         raise ValueError("stop_when: expected below or above")
 

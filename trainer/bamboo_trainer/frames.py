@@ -40,7 +40,7 @@ DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def byte_view(tensor: torch.Tensor) -> memoryview:
-    """Return the storage of a contiguous CPU tensor of any dtype and shape as writable bytes."""
+    """Return a contiguous CPU tensor of any dtype and shape, without `requires_grad`, as a view of writable bytes."""
     if tensor.dtype is torch.float32 and tensor.numel():
         return tensor.numpy().data.cast("B")  # the most common dtype; twice as fast
     return tensor.reshape(-1).view(torch.uint8).numpy().data
@@ -67,8 +67,8 @@ class FrameKind(IntEnum):
     RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
     TIED = 5  # gradients of tied parameters; part = source stage
     READY = 6  # a cell has finished the step; to the root; part = number of the cell; payload: cell, norm, losses
-    COMMIT = 7  # from the root: apply the optimizer step; payload: norm, loss, microbatches, generation, epoch
-    SYNC = 8  # a stage's final gradients, to its replicas; payload: the newest commits
+    COMMIT = 7  # from the root: the step is final; payload: norm, loss, microbatches, generation, epoch
+    SYNC = 8  # a stage's final gradients, to a replica or an owner; payload: the newest commits
     ANNOUNCE = 10  # from a replica to its owner: the version that it holds; payload: version, secured
     HEARD = 11  # to the root: the newest commits that this worker knows; payload: a list of (step, commit)
     ASK = 12  # to all: the sender repeats a committed step of this cell, and needs its results or inputs
@@ -76,13 +76,13 @@ class FrameKind(IntEnum):
     LOGGED_BULK = 14  # the same on the link of the large frames
     LOGGED_STATE = 15  # the same on the link of the states
     LAYERS_WANTED = 16  # to a holder of a cut's or a checkpoint's state; payload: the state, and which layers
-    LAYER = 17  # a layer's state, asked for or for a replica; part = layer; payload: its facts, and what it belongs to
+    LAYER = 17  # a layer's state, requested or of a whole stage; part = layer; payload: facts, and what it belongs to
     LAYERS_LACKED = 18  # the answer for layers that are not here; payload: like the request's
     HISTORY = 19  # to the root, or from it: commits not known to be in the job's history; payload: a list
     PARTIAL_SUM = 20  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
     SPOT_CHECK = 21  # the inputs of a cell's microbatch, for the worker that checks it; payload: the results
-    KEPT_SUM = 22  # of finished groups of a cell, to its keeper, and from it to a new owner; otherwise like PARTIAL_SUM
-    KEPT_ALL = 23  # from the keeper to a new owner: it has sent the KEPT_SUM frames of the first groups, up to a gap
+    KEPT_SUM = 22  # of finished groups of a cell, to its keeper or a new owner; otherwise like PARTIAL_SUM
+    KEPT_ALL = 23  # to a new owner: the sender has sent the KEPT_SUM frames of the first groups, up to a gap
     EVALUATIONS = 24  # to the root, or from it: the evaluations that this worker knows; payload: metrics, by state
     REPEAT = 25  # to a cell's runners: a neighbouring stage, part, lacks its frames from this microbatch of the step on
     SUMMED = 26  # from a cell's owner to a runner: the sum of these microbatches is here; microbatch, part = first, end
@@ -111,7 +111,7 @@ ANSWERS_END = (FrameKind.LOGGED, FrameKind.LOGGED_BULK, FrameKind.LOGGED_STATE) 
 
 
 class Address(NamedTuple):
-    """The name of a frame's content. pipeline, stage: the cell that receives it. part: see `FrameKind`."""
+    """The name of a frame's content. pipeline, stage: the cell that it is for or about. part: see `FrameKind`."""
 
     kind: FrameKind
     pipeline: int
@@ -126,12 +126,12 @@ class Address(NamedTuple):
 
 
 def is_of_microbatch(address: Address) -> bool:
-    """Return whether a frame is for the worker that runs a cell's microbatch, and not for the cell's owner."""
+    """Return whether a frame is an activation or a gradient of a training step's microbatch."""
     return address.kind in BOUNDARY and address.part != EVALUATED
 
 
 class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The optional payload of boundary frames, gradient frames and REPEAT: gradient flags, loss weight, `again`."""
+    """The optional payload of ACTIVATION, GRADIENT, CONTRIBUTION, RESULT, TIED and REPEAT: flags, a loss's weight."""
 
     # of each floating point tensor that crosses a boundary, whether it needs a gradient, or has one; empty: all do
     gradients: tuple[bool, ...] = ()
@@ -159,12 +159,12 @@ class Frame:
 
     @property
     def again(self) -> bool:
-        """Whether this frame has been sent before; for REPEAT, whether logged frames are wanted again, too."""
+        """Whether the payload marks the frame as repeated; for REPEAT, whether logged frames are wanted again, too."""
         return getattr(self.payload, "again", False) is True
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of an activation. Reading this sets `requires_grad` of the floating point tensors."""
+        """The tensors of an activation. Reading this sets `requires_grad` of floating point ones as its flags say."""
         floats = [part for part in self.tensors if part.is_floating_point()]
         for part, need in zip(floats, (self.payload and self.payload.gradients) or repeat(True), strict=False):
             part.requires_grad_(need)
@@ -191,7 +191,7 @@ class RefusedFrame(ValueError):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cell's report to the root that it has finished a step."""
+    """A cell's report to the root that it has finished a step, or the evaluation after the last step."""
 
     cell: Cell
     squared_norm: Terms  # of its gradient, as terms with exactly its sum (`step_report`)
@@ -312,7 +312,7 @@ class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request for layers of a cut's or a checkpoint's state, or the answer, which lists layers that are not here."""
+    """A request for layers of a cut's or a checkpoint's state, or an answer with the layers that the sender lacks."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_LAYERS)]

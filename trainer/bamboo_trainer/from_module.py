@@ -31,8 +31,8 @@ _Slot = tuple[str, str]  # a module's name, and its parameter's or buffer's name
 class SplitModule:
     """A torch.nn.Module split into layers at its blocks; its parameters have no values (fake tensors).
 
-    blocks: the names of its blocks, in the order of their calls. layers: factories, as a Task has them. tied: groups of
-    names of parameters that several layers have.
+    blocks: the names of its blocks, in the order of their calls. layers: factories, as a Task has them. tied: for each
+    trainable parameter that several layers have, its names.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SplitModule:
         """Split the module that `make` builds. Raises CannotSplit, or a TaskError that `make` raised.
 
         blocks: name of a ModuleList, ModuleDict or Sequential, or names of several that are called one after the other;
-        None: the module is a Sequential of blocks, or has one ModuleList. example: inputs of a few samples, for
+        None: the module is a Sequential of blocks, or has only one ModuleList. example: inputs of a few samples, for
         their shapes. call: (model, inputs) -> the model's result; None: the inputs are its arguments. read: returns
         initial values. alongside: returns what layers pass on in addition to the model's tensors, or None.
         """
@@ -104,8 +104,8 @@ class SplitModule:
         return self._recordings[shapes]
 
     def _really(self, number: int, form: Form, given: Sequence[Tensor]) -> Any:
-        """Return a block's result as tensors without values. The first time that a block of its class gets inputs of
-        these shapes, run it with values, on inputs of random floats or of ones.
+        """Return a block's result as tensors without values. The first time that a block of its class gets arguments of
+        this form and these shapes, run it on real inputs: random floats, and ones for other dtypes.
         """
         name = self.blocks[number]
         block = self._model.get_submodule(name)
@@ -126,8 +126,8 @@ class SplitModule:
 
     def _owners(self, base: Recording) -> dict[int, list[_Slot]]:
         """Return the slots of the tensors at each position (see `split.recording`): a block's tensors, and the tensors
-        that code outside of blocks uses. Unused tensors belong to the last position with such code. Raises CannotSplit
-        if such code uses a tensor that only a block has.
+        that code outside of blocks uses. Unused tensors that no block has go to the last position with such code.
+        Raises CannotSplit if such code uses a tensor that only a block of another position has.
         """
         places: dict[int, list[_Slot]] = {position: [] for position in self.route.positions}
         own = sorted(base.own_code)
@@ -198,7 +198,7 @@ class SplitModule:
         holder._modules[leaf] = deepcopy(block, memo)
 
     def _with_own_code(self, position: int, slots: Sequence[_Slot], given: Mapping[int, Tensor]) -> nn.Module:
-        """Return the whole model with the parameters and buffers of these slots only, and with empty blocks."""
+        """Return a copy of the model with the parameters and buffers of these slots only, and none in its blocks."""
         memo: dict[int, Any] = {id(t): t for t in (*_tensors_in(self._model), *_plain_tensors(self._model.modules()))}
         outside = [module for name, module in self._model.named_modules() if not self._in_block(name)]
         memo |= self._plain(outside, given) | dict(given)
@@ -220,7 +220,7 @@ class SplitModule:
         return any(f"{name}.".startswith(f"{block}.") for block in self.blocks)
 
     def _plain(self, modules: Iterable[nn.Module], memo: Mapping[int, Any]) -> dict[int, Any]:
-        """Return real tensors for fake plain attributes not in `memo`, by id; uninitialized if no values are wanted."""
+        """Return real tensors for modules' fake ones not in `memo`, by id; uninitialized if no values are wanted."""
         plain = {id(t): t for t in _plain_tensors(modules) if id(t) not in memo}
         if not plain:
             return {}
@@ -268,7 +268,7 @@ def _tensors_in(module: nn.Module) -> list[Tensor]:
 
 
 def _plain_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """Yield tensors without values that modules keep as plain attributes."""
+    """Yield the tensors without values in modules' attributes; these include parameters and buffers."""
     for module in modules:
         for name, value in module.__dict__.items():
             if name not in ("_parameters", "_buffers"):
@@ -342,10 +342,10 @@ def from_module(
 
     make: builds the whole model; it runs on tensors without values. A model in eval mode is put into training mode;
       parts in eval mode of a model in training mode stay in eval mode.
-    loss: (outputs, targets) -> scalar, as in `Task`: both are tuples of tensors. If the model returns anything but a
-      tensor or a tuple, such as a dictionary, outputs is what the model returns.
+    loss: (outputs, targets) -> scalar, as in `Task`. outputs: what the model returns, but a single tensor comes as a
+      tuple. targets: the dataset's, a tuple of tensors.
     blocks: the name of the ModuleList, ModuleDict or Sequential whose modules become layers, or the names of several
-      that the forward runs one after the other. Not needed for a Sequential, or where there is one ModuleList.
+      that the forward runs one after the other. Not needed for a Sequential, or if there is only one ModuleList.
     inputs: names of the forward's arguments for the dataset's inputs; by default the first ones. Unused with `call`.
     call: (model, inputs) -> its result, for a model that is not simply called with its inputs.
     read: returns initial values, such as pretrained weights, for one layer at a time: tensors without values by name ->
@@ -354,7 +354,7 @@ def from_module(
     task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and the
       metrics of `evaluation`, are called with the arguments of the loss.
 
-    Raises TaskError, a ValueError, if the model cannot be split or the dataset is invalid; the text is one sentence.
+    Raises TaskError, a ValueError, if the model cannot be split or the dataset is invalid.
     """
     split = SplitModule(
         make, blocks, example_of(dataset), call or (partial(_by_name, tuple(inputs)) if inputs else None), read

@@ -26,7 +26,7 @@ ALONE: Final = TrainingFacts(steps=1, global_batch_size=1, micro_batch_size=1)
 
 
 def settled_task(spec: JobSpec) -> tuple[Task, JobSpec]:
-    """Return a job's task with shared parameters tied, and the job with the number of steps that follows from its data.
+    """Return a job's task with shared parameters tied, and the job with its number of steps, from its data if needed.
 
     Raises TaskError, also for an invalid learning rate or a dataset smaller than a step's batch; TaskOutOfMemory.
     """
@@ -49,7 +49,7 @@ def task_of(spec: JobSpec) -> Task:
 def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFacts = ALONE) -> Task:
     """Import "module:function" and call it with the config, and the training facts if it takes them; return its task.
 
-    Raises TaskError, in one sentence, for anything but a valid Task; TaskOutOfMemory if a call runs out of memory.
+    Raises TaskError for a failed import or call or an invalid task; TaskOutOfMemory if a call runs out of memory.
     """
     module_name, _, name = entrypoint.partition(":")
     if not module_name or not name:
@@ -94,7 +94,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFact
 
 
 def _takes_training(build: Callable[..., Any]) -> bool:
-    """Return whether `build` takes TrainingFacts: its second argument has no default, or the name "training"."""
+    """Return whether `build` takes TrainingFacts: its second positional parameter is required or named "training"."""
     try:
         places = [p for p in inspect.signature(build).parameters.values() if p.kind in _PLACES]
     except (TypeError, ValueError):
@@ -106,7 +106,7 @@ _PLACES: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONA
 
 
 def _searched() -> str:
-    """Return where a module is searched, as text: folders before Python's own library, then the installed packages."""
+    """Return where Python looks for a module, as text: folders of sys.path before its library, installed packages."""
     library = sysconfig.get_paths()["stdlib"]
     own = takewhile(lambda entry: entry != library and not entry.endswith(".zip"), sys.path)
     folders = dict.fromkeys(str(Path(entry).absolute()) for entry in own)

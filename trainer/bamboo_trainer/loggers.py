@@ -24,13 +24,11 @@ class LoggerFacts:
 class Logger(Protocol):
     """A writer of the history to another system, called by a separate thread.
 
-    If it raises an error, a new logger is created and called; of errors in a row only the first is reported.
+    If `write` raises an error, a new logger gets its records again; of errors in a row only the first is reported.
     """
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write records of the history, in order. The first ones may already be written, by a logger that failed or
-        whose worker was lost.
-        """
+        """Write records of the history, in order. An earlier logger may already have written some of them."""
 
     def close(self) -> None:
         """Close the logger: it gets no more records."""
@@ -40,7 +38,7 @@ MakeLogger = Callable[[LoggerFacts], Logger]
 
 
 def scalars(record: StepRecord | EvaluationRecord) -> dict[str, float]:
-    """Return the known numbers of a step, or of an evaluation of the state after it, by name."""
+    """Return a record's numbers for charts by name, without None. An evaluation's names begin with "evaluation/"."""
     if isinstance(record, EvaluationRecord):
         return _known({f"evaluation/{name}": value for name, value in record.metrics.items()})
     numbers = {
@@ -61,7 +59,7 @@ def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _library(module: str, extra: str) -> Any:
-    """Import and return a module. Raises ValueError if it is missing. extra: the extra of bamboo-trainer to install."""
+    """Import and return a module. Raises ValueError for an ImportError. extra: bamboo-trainer's extra to install."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -75,7 +73,7 @@ AT_ONCE: Final = 1000  # metrics that a server accepts in one request
 def mlflow(experiment: str, tracking_uri: str = "") -> MakeLogger:
     """Return a function that creates a logger to MLflow. Credentials come from the environment.
 
-    tracking_uri: by default MLFLOW_TRACKING_URI.
+    tracking_uri: by default MLFLOW_TRACKING_URI or, without that, MLflow's own default.
     """
     return partial(_MlFlow, experiment, tracking_uri)
 
@@ -106,14 +104,14 @@ class _MlFlow(Logger):
 
 def tensorboard(folder: str = "") -> MakeLogger:
     """Return a function that creates a logger to TensorBoard. folder: for the event files; by default `tensorboard` in
-    the folder of the job's history.
+    the folder of the job's history, which must then be on this machine.
     """
     return partial(_TensorBoard, folder)
 
 
 class _TensorBoard(Logger):
-    """A writer of event files. Each time that steps are repeated, it begins a new file; TensorBoard then ignores these
-    and later steps in earlier files.
+    """A writer of event files. It begins a new file at its first step or evaluation, and when the step number falls;
+    TensorBoard then ignores the steps in earlier files that the new file replaces.
     """
 
     def __init__(self, folder: str, facts: LoggerFacts) -> None:
@@ -143,7 +141,7 @@ class _TensorBoard(Logger):
             self._writer.close()
 
     def _begin_anew(self, step: int, forgotten: int) -> None:
-        """Begin an event file for the first record, or if a step is repeated. forgotten: the first step to replace."""
+        """Begin an event file if there is none, or if the step number falls. forgotten: the first step to replace."""
         if self._writer is None or step < self._step:
             self.close()
             self._writer = self._open(self._folder, purge_step=forgotten)
@@ -155,14 +153,14 @@ class _TensorBoard(Logger):
 
 
 def wandb(project: str, **settings: Any) -> MakeLogger:
-    """Return a function that creates a logger to Weights & Biases, with the key in WANDB_API_KEY. settings: further
+    """Return a function that creates a logger to Weights & Biases; WANDB_API_KEY may hold the key. settings: other
     arguments of `wandb.init`; dir: by default WANDB_DIR, else the folder of the job's history if it is on this machine.
     """
     return partial(_WeightsAndBiases, {"project": project, **settings})
 
 
 class _WeightsAndBiases(Logger):
-    """A writer to a run of Weights & Biases, which ignores a step that it already has: no step appears twice."""
+    """A writer to a run of Weights & Biases. The run ignores steps before its newest: no step appears twice."""
 
     def __init__(self, settings: dict[str, Any], facts: LoggerFacts) -> None:
         module = _library("wandb", "wandb")

@@ -1,8 +1,8 @@
 """Dynamic loss scaling for fp16: the scale is a pure function of which steps had finite gradients.
 
 The rule is that of `torch.amp.GradScaler` (after Micikevicius et al., Mixed Precision Training, 2018): when a gradient
-is not finite, the scale is halved and the step skipped; after GROWTH_INTERVAL good steps in a row, the scale is
-doubled. Scales are powers of two, so multiplying and dividing by a scale keeps the bits.
+is not finite, the scale is halved and the step skipped; after GROWTH_INTERVAL finite steps in a row, it is doubled,
+within limits. Scales are powers of two, so scaling rounds nothing, except for numbers that overflow or underflow.
 """
 
 import math
@@ -19,7 +19,7 @@ SMALLEST: Final = 2.0**-126
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """The scale of losses. scale: for the next step. good: steps with finite gradients since the last change."""
+    """The scale of losses. scale: for the next step. good: finite steps in a row that count for the next growth."""
 
     scale: float
     good: int = 0

@@ -21,11 +21,11 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """A sum over a microbatch, and its weight: the number of tokens or samples in the sum.
+    """A sum over a batch, and its weight, such as the number of tokens or samples in the sum; for losses and metrics.
 
-    If the loss returns this, a step's loss is the sum of its microbatches' totals divided by the sum of their weights.
+    If the loss returns this, a step's loss, apart from `add_loss`, is the sum of totals divided by the sum of weights.
 
-    total: a scalar tensor. weight: at least 0.
+    total: a scalar tensor; a metric's may be a number. weight: finite, at least 0.
     """
 
     total: Tensor
@@ -37,8 +37,8 @@ def add_loss(value: Tensor, name: str = "added") -> None:
     forward.
 
     A step's loss includes the mean of these values over its microbatches, weighted like a `Weighted` loss. The means of
-    values with the same name are added up and reported as `name`. Outside a step's forward, the call only checks the
-    value. Raises TaskError for an invalid value or name.
+    values with the same name are added up and reported as `name`, unless a metric has this name. Outside a step's
+    forward, the call only checks the value. Raises TaskError for an invalid value or, in a step's forward, name.
 
     value: a scalar tensor, multiplied by its coefficient already. name: an identifier of up to 64 ASCII characters.
     """
@@ -50,7 +50,7 @@ def add_loss(value: Tensor, name: str = "added") -> None:
 
 
 def checked_name(name: object, what: str) -> str:
-    """Return a metric's name. Raises TaskError if it is invalid. what: the first words of the error message."""
+    """Return the name of a metric or added loss. Raises TaskError if it is invalid. what: the message's first words."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TaskError(f"{what} must be up to 64 letters, digits and underscores, got {name!r}")
     return name
@@ -75,8 +75,8 @@ def parted(given: Any, what: str) -> tuple[Any, float | None]:
 
 
 def sum_and_weight(name: str, value: object, samples: int) -> Sum:
-    """Return the sum and weight of a metric's result for a batch. value: `Weighted`, a pair (sum, weight), or a mean
-    over the batch's `samples`. Raises TaskError for any other value.
+    """Return the sum and weight of a metric's result for a batch. value: `Weighted`, a pair (sum, weight), or a mean,
+    which gets the weight `samples`. Raises TaskError for any other value.
     """
     if isinstance(value, tuple) and len(value) == 2:
         value = Weighted(*value)
@@ -112,11 +112,11 @@ Parts = tuple[torch.Tensor, ...]  # the tensors that layers pass on: one or seve
 
 
 class Dataset(Protocol):
-    """Samples by number. The same number always gives the same sample. Each pass (epoch) visits each sample once, in a
-    new order.
+    """Samples by number. The same number must always give the same sample. In training, each whole pass (epoch) visits
+    each sample once, in a new order.
 
     A background thread may call `batch`, unless the first batch draws from torch's global generator. A dataset must
-    draw from it for every batch or never. Two threads never call `batch` at once.
+    draw from it for every batch or never. Two threads never call `batch` at once for training or evaluation.
     """
 
     def __len__(self) -> int: ...
@@ -132,7 +132,7 @@ Metric = Callable[[Any, Parts], Any]  # of outputs and targets, as the loss gets
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The measurements of `training.evaluation`, in addition to the loss. dataset: its samples are taken in their
-    order, in batches of `training.microBatchSize`.
+    order, in batches of `training.microBatchSize` samples; the last batch may be smaller.
 
     metrics: by name, functions of (outputs of the last layer, targets). Each returns a number, the mean over the
     samples of the batch, or a sum and its weight.
@@ -146,11 +146,11 @@ class Evaluation:
 class Task:
     """A model as a list of layer factories, with its data, loss and optimizer.
 
-    layers: each factory builds one layer; a worker keeps only its stages' layers. A layer takes and returns one tensor
-      or a tuple of tensors (unpacked if its forward takes several arguments), and must not write to its inputs.
+    layers: each factory builds one layer, if possible a new one at each call. A layer takes and returns one tensor or
+      a tuple of tensors (unpacked if its forward takes several arguments), and must not write to its inputs.
     loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`.
     metrics: further numbers to report for each step, by name; functions like `loss`, without gradients.
-    optimizer: builds a torch optimizer over one stage's (name, parameter) pairs. A group may be empty on some
+    optimizer: builds a torch optimizer over (name, parameter) pairs, such as one stage's. A group may be empty on some
       stage, which torch accepts only if the groups hold parameters, not pairs.
     learning_rate: a pure function from the number of steps done to the rate, finite and not negative. A parameter
       group's rate is this times the "lr" it was built with divided by `optimizer.defaults["lr"]`.
@@ -162,7 +162,7 @@ class Task:
     checkpointed: numbers of layers with activation checkpointing: they keep only inputs and run again in the backward.
     costs: the cost of each layer, in any unit; by default, Bamboo counts the layer's operations.
     evaluation: measurements of the model from time to time (`training.evaluation`).
-    tokens_per_sample: tokens in each sample, for `training.tokens` and reported rates.
+    tokens_per_sample: tokens in each sample, for `training.tokens` and rates; by default the dataset's attribute.
     callbacks: by name, functions that each make a callback, such as its class (`bamboo_trainer.callbacks`).
     loggers: by name, functions that each make a logger (`bamboo_trainer.loggers`).
     """

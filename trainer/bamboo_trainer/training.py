@@ -17,11 +17,11 @@ from bamboo_trainer.tasks.user_code import dataset_length, length_of, tokens_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """The settings of a training that affect its numerical results.
+    """Settings of a job's training that affect its numerical results.
 
     microbatches: number per step, over all pipelines. deterministic: require and check that repeated work gives the
-    same bits. early: the evaluations that may end the job (early stopping); None if none may. compile: use
-    torch.compile for the layers.
+    same bits. early: the settings of evaluations that may end the job (early stopping); None if none may. compile:
+    compile the layers with torch.compile, apart from exempted ones (`CompiledLayers`).
     """
 
     seed: int
@@ -63,7 +63,7 @@ class TrainingConfig:
 
     @property
     def boundary_dtype(self) -> torch.dtype:
-        """The type of tensors that layers pass on: see `mixed_precision.passed_on`."""
+        """The type to which `mixed_precision.passed_on` rounds tensors between layers."""
         return torch.bfloat16 if self.boundary_precision == "bf16" else torch.float32
 
     @property
@@ -80,8 +80,8 @@ class TrainingConfig:
 def loss_unit(task: Task, config: TrainingConfig) -> float:
     """Return the divisor of summed losses (over tokens or samples) before loss scaling; 1 without loss scaling.
 
-    It is about the weight of a whole step, rounded up to a power of two. It brings sums to the size of means, so the
-    same scales suit both.
+    It is an estimate of the weight of a whole step, rounded up to a power of two. It brings sums to about the size of
+    means, so the same scales suit both.
     """
     if not config.scales_losses:
         return 1.0
@@ -89,7 +89,7 @@ def loss_unit(task: Task, config: TrainingConfig) -> float:
 
 
 def shown_to_build(training: TrainingSpec) -> TrainingFacts:
-    """Return a job's training settings in the form in which a task's `build` gets them."""
+    """Return the training settings that a task's `build` gets."""
     return TrainingFacts(
         steps=training.known_steps,
         epochs=training.epochs,
@@ -104,7 +104,7 @@ def shown_to_build(training: TrainingSpec) -> TrainingFacts:
 
 def with_steps(spec: JobSpec, task: Task) -> JobSpec:
     """Return the job with its number of steps, computed from epochs or tokens and the task's data if needed. Raises
-    TaskError for invalid tokens per sample, or if the number cannot be computed.
+    TaskError for an invalid dataset or tokens_per_sample, or if the number of steps cannot be computed.
     """
     tokens = task.tokens_per_sample
     if tokens is None:

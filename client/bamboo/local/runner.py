@@ -207,9 +207,8 @@ class _LocalRun:
             self._lacking("were not waited for any longer")
 
     def _silent_root(self) -> set[WorkerId]:
-        """Return the root of a complete job with a history, and cancel its pending kill; else return the empty set.
-
-        The root still has to report whether its loggers write, which may take a while.
+        """Return the workers that still have to report that their loggers are done: the root of a complete job with a
+        history, whose pending kill is cancelled; else none.
         """
         complete = self._finish is not None and self._finish.outcome is Outcome.COMPLETE
         if not (complete and self._state.terms.history and self._state.plan):

@@ -13,9 +13,9 @@ from bamboo_core.text import suggestion
 def arguments(make: Callable[..., Any], config: Mapping[str, Any], *without: str) -> dict[str, Any]:
     """Return a config's values as the keyword arguments of a function or a dataclass.
 
-    Each keyword-only parameter has a key: maxSteps for max_steps. Its annotation gives the type of the value; see
-    `typed`. A parameter without a default is required. without: parameters that have no key. Raises ValueError, naming
-    the key and what was expected.
+    Each keyword-only parameter that is not in `without` has a key: maxSteps for max_steps. Its annotation gives the
+    type of the value; see `typed`. The key of a parameter without a default is required. Raises ValueError, naming the
+    key, if a key is unknown or missing, or a value is invalid.
     """
     hints = get_type_hints(make.func if isinstance(make, partial) else make)
     known = {

@@ -20,9 +20,9 @@ class Indexed:
     """A dataset that stacks the samples of a list-like object with a length and `[i]`, such as a map-style dataset of
     torch.
 
-    A sample is (inputs, targets), each of them a tensor, an array, a number or a tuple of these; or a mapping, from
-    which `inputs` and `targets` name the entries to take. For dtypes, see `as_tensor`. Raises ValueError if
-    samples have another form, or different shapes.
+    A sample is a pair (inputs, targets) of tensors, arrays, numbers, lists of numbers, or tuples of these; or a
+    mapping, in which `inputs` and `targets` name the entries to take. For dtypes, see `as_tensor`. `batch` raises
+    ValueError for samples of another form, and if samples of a batch have different shapes.
     """
 
     def __init__(self, samples: Any, inputs: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
@@ -58,8 +58,8 @@ class Indexed:
 class HuggingFaceDataset:
     """A dataset in a folder that the library `datasets` has written with `save_to_disk`.
 
-    inputs, targets: names of columns. split: name of the split, if the folder has splits. A column's rows must have
-    equal shapes. Raises ValueError.
+    inputs, targets: names of columns with numbers, of equal shapes in all rows. split: name of the split, if the folder
+    has splits. Raises ValueError.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ def _loaded(path: Path, split: str | None) -> Any:
 
 def stacked(samples: Sequence[tuple[Any, ...]], indices: Sequence[int], name: str = "") -> Parts:
     """Stack each part of several samples along a new dimension 0. indices, name: the samples' numbers and the column's
-    name, for messages. Raises ValueError if samples differ in the number or shapes of parts, or as `as_tensor` does.
+    name, for messages. Raises ValueError like `as_tensor`, and if samples differ in the number or shapes of parts.
     """
     lengths = {len(sample) for sample in samples}
     if len(lengths) != 1:
@@ -127,7 +127,7 @@ def stacked(samples: Sequence[tuple[Any, ...]], indices: Sequence[int], name: st
 
 def as_tensor(value: Any, what: str) -> torch.Tensor:
     """Return a tensor of the values: whole numbers as int64, booleans unchanged, others as float32. Raises ValueError,
-    naming `what`, for complex numbers and for anything but numbers.
+    naming `what`, for complex numbers, rows of different lengths, and values that are neither numbers nor booleans.
     """
     try:
         tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
@@ -158,7 +158,7 @@ STDLIB_BYTES = 4_000_000
 
 
 def stdlib_text() -> bytes:
-    """Return the first STDLIB_BYTES of the source code of Python's standard library: real text on every machine."""
+    """Return the top-level source files of Python's standard library as one text, cut to STDLIB_BYTES."""
     folder = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(folder.glob("*.py")):
@@ -179,8 +179,8 @@ def text_bytes(path: str, key: str = "path") -> bytes:
 
 
 class TextDataset:
-    """A text in memory: sample i is the i-th window of `context` tokens, without overlap; its targets are the same
-    window, shifted by one token.
+    """A dataset of a text in memory. The inputs of sample i are the i-th window of `context` tokens, without overlap;
+    its targets are the window that begins one token later.
 
     text: bytes, each of which is a token, or a tensor of token ids. Raises ValueError if it has fewer than context + 1
     tokens, or if context is less than 1.
@@ -199,7 +199,7 @@ class TextDataset:
         return (len(self.tokens) - 1) // self.context
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        """Return inputs and targets, both int64 [samples, context]."""
+        """Return inputs and targets, each as one int64 tensor [samples, context] in a tuple."""
         width = self.context
         windows = torch.stack([self.tokens[i * width : (i + 1) * width + 1] for i in indices]).long()
         return (windows[:, :-1].contiguous(),), (windows[:, 1:].contiguous(),)
@@ -265,7 +265,7 @@ MOST_SHARES: Final = 1000  # weights without a simple ratio are rounded to this 
 class Mixture:
     """Several datasets as one, with their samples interleaved by weight.
 
-    sources: (weight, dataset) of each. Their inputs and targets must have the same dtypes and shapes.
+    sources: pairs (weight, dataset). All samples must have inputs and targets of the same dtypes and shapes.
 
     Sample i is always the same sample of the same source. In each round, every source contributes its share of samples,
     spread evenly. A source continues in its own order from round to round, and begins again after its end. The mixture
@@ -331,7 +331,7 @@ def _dealt(shares: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _check(found: dict[int, tuple[Parts, Parts]]) -> None:
-    """Raise ValueError if the batches, by source, differ in the number, dtypes or shapes of inputs and targets."""
+    """Raise ValueError if samples of different sources differ in the number, dtypes or shapes of inputs or targets."""
     forms = {source: f"{_mixed_form(inputs)} and {_mixed_form(targets)}" for source, (inputs, targets) in found.items()}
     first = min(forms)
     for source, form in forms.items():
@@ -361,13 +361,13 @@ def readers_of(dataset: object) -> "Prefetched | None":
 
 
 class Prefetched:
-    """A dataset that each worker reads with several readers at once, some microbatches ahead.
+    """A dataset that workers read ahead of time in separate processes, unless it draws from torch's global generator.
 
-    readers: number of processes. ahead: microbatches that are read before they are needed, by default two for each
-    reader. A dataset that draws from torch's global generator is not read ahead of time.
+    readers: number of processes of each worker. ahead: number of the next microbatches of a stage that are read before
+    they are needed, by default two for each reader.
 
     Reader processes are forked from the worker after it has read a first batch itself, and end with the worker. They
-    must not use a GPU. `batch` reads in the calling process. Raises ValueError.
+    must not use a GPU. `batch` reads in the calling process. Raises ValueError if a number is out of range.
     """
 
     def __init__(self, dataset: Dataset, readers: int = 2, ahead: int | None = None) -> None:

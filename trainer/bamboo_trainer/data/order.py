@@ -1,6 +1,6 @@
 """The order of a dataset's samples: seeds, pseudo-random permutations, and the samples at each position of a job.
 
-Every random choice is a pure function of numbers, so any worker can derive it at any time and in any order.
+Every random choice is a pure function of its arguments, so any worker can derive it at any time and in any order.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ def pure_seed(purpose: str, *numbers: int) -> int:
 def permute(index: int, length: int, key: int) -> int:
     """Return the image of `index` under a pseudo-random permutation of range(length), without a table.
 
-    A Feistel network over an even number of bits, repeated until the value is in the range (cycle walking). key:
-    chooses the permutation. Raises ValueError for an index outside of the range.
+    Apply a Feistel network over an even number of bits until the value is in the range (cycle walking). key: chooses
+    the permutation. Raises ValueError for an index outside of the range.
     """
     if not 0 <= index < length:
         raise ValueError(f"index {index} is not in range({length})")
@@ -35,8 +35,8 @@ def permute(index: int, length: int, key: int) -> int:
 
 
 def sample_numbers(seed: int, first: int, count: int, length: int) -> tuple[int, ...]:
-    """Return the dataset's indices of a job's samples `first` to `first + count - 1`. Each pass over the dataset visits
-    each sample once, in an order of its own.
+    """Return the indices in the dataset of a job's samples `first` to `first + count - 1`. A whole pass over the
+    dataset visits each sample once, in an order that depends on the seed and the pass's number.
 
     seed: the job's seed. length: the number of the dataset's samples. Raises ValueError for an empty dataset.
     """
@@ -48,7 +48,7 @@ def sample_numbers(seed: int, first: int, count: int, length: int) -> tuple[int,
 
 
 def _mix(value: int) -> int:
-    """Spread every input bit over all output bits: splitmix64's finalizer."""
+    """Return the low 64 bits of the value, mixed by a step of splitmix64: each one affects all bits of the result."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK

@@ -30,7 +30,7 @@ class RemoteFiles:
         self.block = lru_cache(REMEMBERED // BLOCK)(self._read_block)
 
     def list(self) -> Sequence[RemoteEntry]:
-        """List the files below the URL, in all folders, by name; for the URL of a file, only that file."""
+        """Return the files below the URL, in all folders, sorted by name; for the URL of a file, only that file."""
         calls, files = self._client()
         try:
             return calls.call(f"cannot list {self.shown}", files.walk)
@@ -85,7 +85,7 @@ class CachedFile:
 
 
 class LocalFile:
-    """A file on this machine, mapped into memory (mmap). name: its path. size: in bytes."""
+    """A file on this machine, mapped into memory (mmap) unless it is empty. name: its path. size: in bytes."""
 
     def __init__(self, path: str) -> None:
         self.name, self.size = path, os.stat(path).st_size
@@ -103,9 +103,9 @@ Source = LocalFile | CachedFile
 
 
 def open_sources(path: str) -> Sequence[Source]:
-    """Open the files of tokens at a path or URL: the file itself (at a URL, *.tokens), or all files *.tokens in the
-    folder and its subfolders, sorted by name, except hidden ones. Raises ValueError if there is none, one is unreadable
-    or the URL is invalid; StorageError if an object store fails.
+    """Open the files of tokens at a path or URL: that file or, for a folder, all files *.tokens in it and below, sorted
+    by path, except hidden files and folders. A file in an object store must be *.tokens, too. Raises ValueError if no
+    file is found, one is unreadable, or the URL is invalid; StorageError if an object store fails.
     """
     parsed = parse_url(path, "the path or URL of data")
     if parsed.protocol == "file":
@@ -144,5 +144,5 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _is_one(name: str) -> bool:
-    """Return whether a path below the folder ends with SUFFIX, in any case, and no part of the path is hidden."""
+    """Return whether a relative path ends with SUFFIX, in upper or lower case, and no part of the path is hidden."""
     return name.lower().endswith(SUFFIX) and not any(part.startswith(".") for part in name.split("/"))

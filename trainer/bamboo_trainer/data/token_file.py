@@ -60,7 +60,7 @@ class TokenHeader:
 
 
 class TokenFile:
-    """A reader of a file of tokens. Raises ValueError unless it is a whole file of tokens."""
+    """A reader of a file of tokens. Raises ValueError unless the header is valid and fits the file's size."""
 
     def __init__(self, source: Source) -> None:
         self.name, self._source = source.name, source
@@ -75,7 +75,7 @@ class TokenFile:
         return np.frombuffer(self._source.read(begin, begin + count * self.header.width), self._type)
 
     def ends(self) -> NDArray[np.uint64]:
-        """Return the number of tokens up to each document's end, in order. Raises ValueError for a damaged file."""
+        """Return token counts up to each document's end. Raises ValueError if they decrease or the last is wrong."""
         if self._ends is None:
             ends = np.frombuffer(self._source.read(self.header.ends_at, self.header.size), np.dtype("<u8"))
             if len(ends) and (int(ends[-1]) != self.header.tokens or bool(np.any(ends[1:] < ends[:-1]))):
@@ -84,8 +84,8 @@ class TokenFile:
         return self._ends
 
     def numbers(self, first: int, count: int) -> NDArray[Any]:
-        """Return the document's number for each of `count` tokens from `first` on; the first token's document is number
-        0. Raises ValueError for a damaged file.
+        """Return, for each of `count` (at least 1) tokens from `first` on, the number of its document, counted from 0
+        for the first token's document. Empty documents count, too. Raises ValueError like `ends`.
         """
         places = np.arange(first, first + count, dtype=np.uint64)
         numbers: NDArray[Any] = np.searchsorted(self.ends(), places, side="right")
@@ -94,9 +94,9 @@ class TokenFile:
 
 
 class TokenWriter:
-    """A writer of a file of tokens, complete when its `with` block ends without an error. Raises ValueError, OSError.
+    """A writer of a file of tokens. The file is complete once the writer's `with` block has ended without an error.
 
-    vocabulary: its size, which decides the bytes of a token.
+    vocabulary: its size, which decides the number of bytes of a token. Raises ValueError, OSError.
     """
 
     def __init__(self, file: BinaryIO, vocabulary: int) -> None:
@@ -178,7 +178,7 @@ class Documents(StrEnum):
 class Tokens:
     """A dataset of adjacent sequences of `length` tokens; no sequence reaches into another file.
 
-    sources: the files, in an order that is the same for all workers. Inputs and targets are int64 [samples, length].
+    sources: the files, in an order that must be equal on all workers. Inputs and targets are int64 [samples, length].
     vocabulary: the largest vocabulary size of the files. Raises ValueError.
     """
 

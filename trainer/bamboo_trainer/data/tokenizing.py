@@ -55,8 +55,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Files of documents. unit: a document is a file, or a line that is not blank. In .jsonl and .jsonl.gz files, it is
-    always a line that is not blank: a JSON object with the document's text in `field`.
+    """Files of documents. unit: a document is a file, or a line that is not blank. In .jsonl and .jsonl.gz files, a
+    document is always a line that is not blank: a JSON object with the document's text in `field`.
     """
 
     files: Sequence[Path]
@@ -144,7 +144,7 @@ class TokenizerEncoder:
 def text_files(given: Sequence[Path], patterns: Sequence[str], output: Path) -> list[Path]:
     """Return the given files and, for each given folder, the files in it or below that match a pattern, by name.
 
-    Raises ValueError if a path does not exist, if a folder has no such file, and if `output` is one of the files.
+    Raises ValueError if a path does not exist, if a folder has no such file, or if `output` is one of these paths.
     """
     files: list[Path] = []
     for path in given:
@@ -173,8 +173,8 @@ def tokenize(
 ) -> Written:
     """Tokenize texts into a file of tokens, or into a folder of such files. The output appears as a whole at the end.
 
-    shard: number of tokens after which the next document begins a new file in the folder `output`; None: one file.
-    force: replace an existing file (never a folder). progress: called after each batch. Raises ValueError.
+    shard: number of tokens after which the next document with tokens begins a new file in the folder `output`; None:
+    one file. force: if shard is None, replace an existing file. progress: called after each batch. Raises ValueError.
     """
     if output.exists() and not (force and shard is None):
         raise ValueError(f"{output} exists already")

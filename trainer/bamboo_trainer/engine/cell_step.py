@@ -64,8 +64,8 @@ def needs(
 class TakeoverProgress:
     """Times and repeated work of a takeover in progress.
 
-    arrived: when the plan came. applied: when it came into force. until: when the last repetition ended. All in seconds
-    of the clock. forwards, backwards: how many were repeated.
+    arrived: when the plan came or, if it waited for a commit, when that was recorded. applied: when it came into force.
+    until: when the last repetition ended, at first `applied`. In clock seconds. forwards, backwards: numbers repeated.
     """
 
     arrived: float
@@ -79,25 +79,25 @@ class TakeoverProgress:
         self.backwards += isinstance(instruction, Backward)
 
     def repeated_elsewhere(self, microbatches: int) -> None:
-        """Count microbatches that other workers have repeated."""
+        """Count a forward and a backward for each microbatch that other workers ran. microbatches: their number."""
         self.forwards += microbatches
         self.backwards += microbatches
 
 
 @dataclass(slots=True)
 class CellStep:
-    """A cell's work on one step.
+    """A cell's work on one step, or the work on one portion of it.
 
-    predecessor: the live worker that ran the cell before and still owes this worker its last gradients. inputs: the
-    addresses of each instruction's input frames. since: the first step whose frames, sent by this cell, are in
-    this worker's log. in_midstep: this worker took the cell over within a step, so others wait for the work that it
-    repeats. evaluations: number of instructions at the program's beginning that evaluate the state, before the step
-    itself. figures: reported results of the step, once computed: the final gradient's squared norms, and the losses.
-    portions: the cell's portions, if other workers share its microbatches. is_portion: this step is only one portion,
-    and the cell's owner may be another worker. kept: the first microbatch not in the sums sent to the cell's keeper.
+    predecessor: the worker that ran the cell before, while it may owe this worker its last gradients. inputs: the
+    addresses of each instruction's input frames. since: the first step in which this worker logged the frames that the
+    cell sent. in_midstep: this worker took the cell over within a step and has not started that step; others wait for
+    it. evaluations: number of instructions at the program's beginning that evaluate the state, before the step itself.
+    figures: results to report, once computed: the squared norms of the final gradient, and the losses. portions: the
+    cell's portions; () if its owner runs all its microbatches. is_portion: this is the work on one portion, and the
+    cell's owner may be another worker. kept: the end of the microbatches whose sums were sent to the keeper; 0: none.
 
     passed: receiver and address of each KEPT_SUM frame passed on to the keeper, and of each SUMMED frame. again: the
-    work on each microbatch that runs only for neighbouring stages, because its gradient is in the sum already.
+    work on each microbatch that runs only for neighbouring stages, because its gradient needs no summing any more.
     """
 
     cell: Cell
@@ -137,8 +137,8 @@ class CellStep:
     ) -> Self:
         """Return the work on a portion of a cell, which another worker may own, in the step at the stage's version.
 
-        left: the first microbatch whose gradient is to be summed. kept: sums of the microbatches before it; none if the
-        owner has the whole sum. again: microbatches before it that run nevertheless, for neighbouring stages.
+        left: the first microbatch whose gradient is to be summed; the portion's end if none is. kept: the sums of the
+        microbatches before it, if they are to be sent. again: microbatches before it that run for neighbouring stages.
         """
         step, order = stage.values.version, StageOrder(layout.schedule)
         program: list[Instruction] = [*portion_program(cell.stage, stages, portion, order, left, again)]
@@ -202,11 +202,11 @@ class CellStep:
 
     @property
     def awaits_gradients(self) -> bool:
-        """Whether a part of the cell's own gradients is not computed, or not received yet."""
+        """Whether forwards, backwards or the addition of the portions' sums are left in the program."""
         return any(isinstance(i, Computed | AddPartialSums) for i in self.program[self.done :])
 
     def is_ordinary(self, newest: int) -> bool:
-        """Return whether the step is not committed, and not part of a takeover. newest: the newest committed step."""
+        """Return whether the step is uncommitted, and no takeover is in progress. newest: the newest committed step."""
         return self.takeover is None and self.step > newest
 
     def skip_evaluation(self) -> None:
@@ -216,7 +216,7 @@ class CellStep:
         self.evaluations -= left
 
     def accept(self, frame: Frame) -> None:
-        """Keep a frame of this step or a later one; the first copy wins."""
+        """Keep a frame of this step or a later one, unless a copy of it is here or has been taken."""
         address = frame.address
         if address.step >= self.step and address not in self.consumed:
             self.inbox.setdefault(address, frame)
@@ -238,7 +238,7 @@ class CellStep:
         return all(address in self.inbox for address in self.inputs[place])
 
     def take_input(self) -> Frame | None:
-        """Take the next instruction's only input frame out of the inbox; return None if the instruction needs none."""
+        """Remove the next instruction's only input frame from the inbox, and return it; None if it needs no frame."""
         addresses = self.inputs[self.done]
         return self.take(addresses[0]) if addresses else None
 
@@ -253,7 +253,7 @@ class CellStep:
     @property
     def urgency(self) -> tuple[int, bool, int, int]:
         """The rank of the next instruction among this worker's cells; the smallest runs first: the oldest step, then
-        portions of cells, then backwards before forwards, then later stages.
+        portions of cells, then other instructions before forwards, then later stages.
 
         No other stage waits for weight gradients, so they rank last in a step, unless the work behind them in the
         program has its inputs: then they rank like that work, which they delay.
@@ -266,8 +266,8 @@ class CellStep:
         return (self.step, not self.is_portion, int(isinstance(self.program[place], Forward)), -self.cell.stage)
 
     def final_gradient(self) -> Tensor:
-        """Return the stage's final gradient, [gradient_size]: summed over the pipelines if there are several, else this
-        cell's own. After `size` elements come further layers' gradients of tied parameters (see `FlatParameters`).
+        """Return the stage's gradient, [gradient_size], summed over the pipelines; with several, only after
+        `GatherGradients`. `SumTied` adds up the gradients of tied parameters in its first `size` elements.
         """
         assert self.work is not None
         if self.final is None:

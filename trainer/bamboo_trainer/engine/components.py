@@ -1,7 +1,6 @@
 """The parts of an engine, each with its own state, and the order in which they process events.
 
-A part changes only its own state, and calls other parts for everything else. `Components` passes each plan, commit,
-frame and change of a link on to the parts.
+`Components` passes each plan, commit, frame and change of a link on to the parts, which also call each other.
 """
 
 from collections import deque
@@ -29,7 +28,7 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 
 class Components:
-    """The parts of one worker's engine, created with the first plan of each origin (`Plan.origin`)."""
+    """The parts of one worker's engine, created anew when the worker begins with a new origin (`Plan.origin`)."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class Components:
     ) -> None:
         """Create the parts. first: the plan to begin with. queue: frames to be taken in, including this worker's frames
         to itself. early: frames that wait for a later plan. copies: the copies of layers. begun: by number, the stages
-        with the states that the first plan begins with.
+        with whose states this worker begins.
         """
         self._coordinator, self._observer, self._history = ports.coordinator, ports.observer, ports.history
         self._clock, self._queue, self._early = ports.clock, queue, early
@@ -72,11 +71,11 @@ class Components:
 
     @property
     def step(self) -> int:
-        """The step in progress."""
+        """The step after the newest committed one."""
         return self.committer.log.newest + 1
 
     def _receiver(self, address: Address) -> WorkerId:
-        """Return a frame's receiver: its cell's owner or, in an uncommitted step, the worker with its microbatch."""
+        """Return a frame's receiver: its cell's owner or, for an uncommitted microbatch, the microbatch's runner."""
         assignment = self.plan.current.at(address.cell)
         if not assignment.portions or not is_of_microbatch(address) or self.repeated.is_repeated(address):
             return assignment.owner
@@ -84,7 +83,7 @@ class Components:
         return runner(assignment, layout, address.pipeline, address.microbatch) if layout else assignment.owner
 
     def _look_again(self) -> None:
-        """Let the next `turn` look for work of all kinds, after any change but the arrival of a boundary tensor."""
+        """Let the next `turn` look for work of all kinds, and not only for instructions, checks and rehearsals."""
         self._look_first = self._look_last = True
         self.executor.look_again()
 
@@ -93,7 +92,8 @@ class Components:
     def on_plan(self, plan: Plan, old: Plan | None, arrived: float, begun: float | None = None) -> None:
         """Obey a plan from now on, and tell the coordinator. old: the plan before it; None for the first.
 
-        arrived: when the plan came. begun: when obeying it began, if before this call. Seconds of the clock.
+        arrived: when the plan came or, if it waited for a commit, when that was recorded. begun: when obeying it began,
+        if before this call. Both in seconds of the clock.
         """
         begun = self._clock() if begun is None else begun
         self.outbox.finish()  # sends what was made under the earlier plan
@@ -128,7 +128,7 @@ class Components:
     # on a commit
 
     def on_commit(self, step: int, commit: Commit) -> None:
-        """Record a step's commit, decided here or received; inform all parts, and obey the plan that begins with it."""
+        """Record a new commit, decided here or received; pass it on, and obey a waiting plan that is due with it."""
         if not self.committer.record(step, commit):
             return
         self._look_again()
@@ -262,7 +262,7 @@ class Components:
     def turn(self) -> bool:
         """Do the most urgent piece of work; return False if there is none.
 
-        While only boundary tensors come and go, look only for instructions and, when idle, for checks and rehearsals.
+        Look for other work than instructions, checks and rehearsals only after `_look_again`, or while the job pauses.
         """
         self.outbox.advance()
         if self._look_first and self._do_first():
@@ -313,8 +313,8 @@ class Components:
 
     def _report_or_send(self) -> None:
         """Report a step if a report is ready; otherwise send a replica the oldest queued final gradients, before the
-        optimizer's step overwrites them. Reports go first because copying gradients is slow. A report that has to wait
-        until a replica has the step's gradients is not ready.
+        optimizer's step drops them. Reports go first because copying gradients is slow. A report that has to wait for a
+        replica's state or gradients is not ready.
         """
         reporting = self.executor.next_ready(only=ReportReady)
         if reporting:
@@ -397,14 +397,14 @@ class Components:
     # queries
 
     def keep_last(self, wanted: KeepLastState) -> bool:
-        """Start to copy the state after the last step for a checkpoint. Return False if it is no longer here."""
+        """Start to copy this worker's part of the last state for a checkpoint. Return False if it is not here."""
         self._look_again()
         is_held = self._copies.keep_last(wanted, self.states, self.plan.current)
         self._hand_over_copies()
         return is_held
 
     def report(self) -> None:
-        """Send the coordinator everything that it must know: it may have restarted, or messages may be lost."""
+        """Report to the coordinator again, as it may have restarted, or messages may be lost."""
         for peer in sorted(self.plan.links_down):
             self._coordinator.tell(PeerDown(peer=peer))
         self._coordinator.tell(PlanApplied(epoch=self.plan.current.epoch))

@@ -301,7 +301,7 @@ class LayerExchange:
 
     @property
     def missing(self) -> bool:
-        """Whether some of the layers asked for have not come yet."""
+        """Whether this worker still waits for layers that it asked another worker for."""
         return bool(self._wanted)
 
     def asked(self) -> list[WorkerId]:

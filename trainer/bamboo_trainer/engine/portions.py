@@ -1,10 +1,10 @@
-"""Portions: this worker's share of lost cells that several workers run together (`bamboo_core.planning.cell_portions`).
+"""Portions: a worker's parts of cells whose microbatches several workers share (`bamboo_core.planning.cell_portions`).
 
-`PortionSteps` begins and ends portions, exchanges their sums, and makes frames that neighbouring stages lack.
+`PortionSteps` begins and ends portions, exchanges their sums, and has frames made that neighbouring stages lack.
 
-`KeptSums` holds gradient sums of finished groups of microbatches. If a cell has a keeper (another worker), the owner
-sends it these sums, except the last group's, as often as `Pace` allows. After a loss, the cell's next owner gets these
-sums and continues after their microbatches.
+`KeptSums` holds gradient sums of finished groups of microbatches. A cell's owner sends such sums to the cell's keeper
+(another worker), if there is one. If the cell changes hands within a step, the old owner or, if it is lost, the keeper
+sends these sums to the new owner, which need not compute them again.
 """
 
 from collections.abc import Container, Iterator, Mapping, Set
@@ -23,13 +23,13 @@ from bamboo_trainer.transport.wire import Lane
 
 
 class KeptSums:
-    """Gradient sums (frames) of each cell's newest step, for its owner or next owner. No sum includes another one."""
+    """Gradient sums (frames) of one step of each cell, for its owner or next owner. No sum includes another one."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, list[Frame]] = {}
 
     def keep(self, frame: Frame) -> None:
-        """Keep a sum in place of sums that are part of it. Ignore it if a kept sum includes it or has a newer step."""
+        """Keep a sum in place of its parts and older steps' sums; ignore one that is older or part of a kept sum."""
         address = frame.address
         known = [one for one in self._frames.get(address.cell, ()) if one.address.step >= address.step]
         if any(one.address.step > address.step or _is_part(address, one.address) for one in known):
@@ -42,7 +42,7 @@ class KeptSums:
         return [frame for frame in self._frames.get(cell, ()) if frame.address.step == step]
 
     def of(self, cell: Cell, step: int, microbatches: Range) -> list[Frame]:
-        """Return the sums that cover these microbatches (a half-open range) from the first one up to a gap."""
+        """Return sums within this half-open range, each from where the one before ends, the first from the start."""
         found, (at, end) = list[Frame](), microbatches
         for frame in self.all_of(cell, step):
             if frame.address.microbatch == at and frame.address.part <= end:
@@ -61,13 +61,13 @@ def _is_part(one: Address, other: Address) -> bool:
 
 
 class Pace:
-    """A limit on sending sums: one at a time, then a pause of as many calls of `allows` as the sum's transit took."""
+    """A limit on sending sums: `allows` refuses while a frame is in transit, and then for an equal number of calls."""
 
     def __init__(self) -> None:
         self._rests = 0
 
     def allows(self, *, is_sending: bool) -> bool:
-        """Return whether to send a sum now. Call it per microbatch while a sum waits. is_sending: one is in transit."""
+        """Return whether to send a sum now; call it whenever one could be sent. is_sending: a frame is in transit."""
         if is_sending:
             self._rests += 1
             return False
@@ -78,12 +78,12 @@ class Pace:
 
 
 class PortionSteps:
-    """This worker's work on portions, by cell and microbatches. A begun portion continues while the plan allows it.
+    """This worker's work on portions, by cell and microbatches.
 
-    The new owner of a lost cell waits for sums from the keeper or the old owner, and runs only the other groups: the
-    kept groups' frames have reached the neighbouring stages. No worker runs a portion whose sum the owner has. If a
-    neighbouring stage changes hands and lacks frames that no log has, their microbatches run again, only for these
-    frames: the finished sums stay valid.
+    A cell's new owner delays the cell's first portion while it waits for sums of the first groups from the keeper or
+    the old owner; then it continues after these groups. A worker stops running a portion when the cell's owner reports
+    that it has the portion's sum. If a neighbouring stage lacks frames that this worker's log does not have, their
+    microbatches run again; if their gradients are summed already, only for these frames: the sums stay valid.
     """
 
     def __init__(self, shared: EngineContext, replicator: Replicator, cells: Mapping[Cell, CellStep]) -> None:
@@ -108,7 +108,7 @@ class PortionSteps:
     # roles
 
     def keep_finished(self, cell: Cell) -> None:
-        """Keep the sums of groups that this worker has finished in a cell and its portions, for the next owner."""
+        """Keep the sums of groups that this worker has finished in a cell, if still intact, for the next owner."""
         for one in self.cell_steps():
             if one.cell == cell:
                 self._keep_finished(one)
@@ -126,7 +126,7 @@ class PortionSteps:
         self.kept.keep(self._outbox.frame(address, tensors, payload))
 
     def take_over(self, old: Plan | None) -> None:
-        """Obey a new plan: ask neighbours for missing frames, and await or send kept sums. old: the plan before it."""
+        """Obey a new plan: ask for missing frames, await or send kept sums. old: the plan before it, if any."""
         changed = changed_cells(self._plan.current, old) if old and not self._plan.current.boundary else set()
         for one in self.cell_steps():
             self._ask_beside(one, self._plan.current.cells() if one.cell in changed else changed)
@@ -141,9 +141,9 @@ class PortionSteps:
         self._give_kept()
 
     def await_kept(self, old: Plan | None, changed: Set[Cell]) -> None:
-        """Record the cells whose kept sums this worker awaits as their new owner, or sends to their new owner.
+        """Update the records of cells whose kept sums this worker awaits as the new owner, or sends to the new owner.
 
-        changed: cells whose owner or portions the plan changes in the middle of a step. old: the plan before it.
+        changed: cells whose owner or portions the plan changes within a step. old: the plan before; None for the first.
         """
         plan, step = self._plan.current, self._shared.log.newest + 1
         present = {peer.worker for peer in plan.workers}
@@ -168,8 +168,8 @@ class PortionSteps:
                 self._gives[cell] = step
 
     def _give_kept(self, owner: WorkerId | None = None) -> None:
-        """Send the sums that this worker keeps to the new owners of their cells: first the sums of the first groups up
-        to a gap, then KEPT_ALL, then the rest. owner: the only owner to send to; None: all.
+        """Send kept sums to the new owners of the cells in `_gives`: for each cell, the sums of its first groups up to
+        a gap, then KEPT_ALL, then the other sums. owner: the only new owner to send to; None: all.
         """
         for cell, step in self._gives.items():
             receiver = self._plan.owner(cell)
@@ -186,7 +186,7 @@ class PortionSteps:
                 self._outbox.post(receiver, frame.address, frame.tensors, frame.payload)
 
     def relinked(self, peer: WorkerId) -> None:
-        """After a broken link to a peer, resend frames that it may have lost, and ask the peer for missing ones."""
+        """After a broken link to a peer, resend sums that may be lost; ask its cells' runners for missing frames."""
         plan = self._plan.current
         of_peer = {cell for cell in plan.cells() if peer in plan.at(cell).runners}
         for one in self.cell_steps():
@@ -198,7 +198,7 @@ class PortionSteps:
         self._give_kept(peer)
 
     def give_finished(self, one: CellStep, work: Work) -> None:
-        """As the owner, send finished groups' sums, except the last group's, to the keeper when `Pace` allows it."""
+        """As the owner, send the keeper unsent sums of finished groups if `Pace` allows; none once all are finished."""
         receiver, layout = keeper(self._plan.current, one.cell), one.layout
         finished = work.gradients.finished
         if receiver is None or not finished or layout is None:
@@ -221,7 +221,7 @@ class PortionSteps:
     # the owner of a shared cell
 
     def gather(self, owned: CellStep) -> None:
-        """Pass known sums to a shared cell's step and to the cell's keeper; tell runners which portions are summed."""
+        """Pass a shared cell's known sums to its step and, if useful, its keeper; tell runners of summed portions."""
         cell, step, layout = owned.cell, owned.step, owned.layout
         if not owned.portions or layout is None or step <= self._shared.log.newest:
             return
@@ -247,15 +247,15 @@ class PortionSteps:
             self.refresh(again=True)
 
     def _pass(self, owned: CellStep, worker: WorkerId, frame: Frame) -> None:
-        """Send a frame to a worker, once."""
+        """Send a frame to a worker, unless `passed` says that it was sent."""
         if (worker, frame.address) not in owned.passed:
             self._outbox.post(worker, frame.address, frame.tensors, frame.payload)
             owned.passed.add((worker, frame.address))
 
     def covered(self, owned: CellStep) -> tuple[list[Range], list[Frame], list[tuple[WorkerId, Range]]]:
-        """Divide a shared cell's microbatches into parts that use as many known sums as possible.
+        """Divide a shared cell's microbatches into parts: known sums where they cover whole portions, else portions.
 
-        Return the microbatches of each part, the sums that are here, and the plan's portions that these cover.
+        Return the range of each part, the known sums among the parts, and the portions that these sums cover.
         """
         assert owned.layout is not None
         shared, place = list(ranges(owned.layout, owned.cell.pipeline, owned.portions)), 0
@@ -275,7 +275,7 @@ class PortionSteps:
         return parts, here, done
 
     def elsewhere(self, owned: CellStep) -> int:
-        """Return how many of a shared cell's microbatches other workers run."""
+        """Return how many of a shared cell's microbatches are in other workers' portions."""
         assert owned.layout is not None
         shared = ranges(owned.layout, owned.cell.pipeline, owned.portions)
         return sum(end - first for worker, (first, end) in shared if worker != self._plan.worker)
@@ -283,8 +283,8 @@ class PortionSteps:
     # frames
 
     def accept(self, frame: Frame) -> bool:
-        """Keep a frame for a cell, or a boundary tensor for the portion that runs its microbatch here. Return False if
-        neither runs here.
+        """Pass a frame to the portion that runs its microbatch here, or keep it if its step has not begun; else pass it
+        to its cell's step. Return False if neither is here.
         """
         address, cell = frame.address, frame.address.cell
         if self._plan.current.at(cell).portions and is_of_microbatch(address) and self._accept_here(frame):
@@ -312,7 +312,7 @@ class PortionSteps:
         return False
 
     def keep(self, frame: Frame) -> bool:
-        """Keep the sum of finished groups of a cell, as its keeper or owner. Return False if this worker is neither."""
+        """Keep a cell's sum unless its step is committed. Return False if this worker is not its keeper or owner."""
         address, plan = frame.address, self._plan.current
         holders = (plan.at(address.cell).owner, keeper(plan, address.cell)) if plan.has(address.cell) else ()
         if self._plan.worker not in holders:
@@ -325,12 +325,12 @@ class PortionSteps:
         return True
 
     def kept_all(self, frame: Frame) -> None:
-        """Stop waiting for a cell's kept sums: those of its first groups have come. Begin the portion that waited."""
+        """Stop waiting for a cell's kept sums: those of its first groups, if any, are here. Begin the first portion."""
         if self._awaited.pop(frame.address.cell, None) is not None:
             self.refresh()
 
     def summed(self, sender: WorkerId, address: Address) -> None:
-        """Stop running a portion, since the cell's owner reports that it has the portion's sum."""
+        """If the cell's owner reports that it has a portion's sum, run the portion only for frames still wanted."""
         plan = self._plan.current
         if not plan.has(address.cell) or plan.at(address.cell).owner != sender:
             return
@@ -338,9 +338,9 @@ class PortionSteps:
             self.refresh(again=True)
 
     def _drop_summed(self, cell: Cell, step: int, microbatches: Range) -> bool:
-        """Record that a cell's owner has the sum of a portion, and return whether this worker was running it.
+        """Record that a cell's owner has the sum of a portion; return whether this worker was still computing the sum.
 
-        In that case drop the portion; the next `refresh` begins it again for frames that neighbouring stages lack.
+        In that case drop the portion; the next `refresh` begins it again, only for frames that neighbours lack.
         """
         self._summed.add((cell, step, microbatches))
         one = self.steps.get((cell, microbatches))
@@ -352,7 +352,7 @@ class PortionSteps:
     # frames that a neighbouring stage lacks
 
     def _ask_beside(self, one: CellStep, beside: Container[Cell], *, again: bool = False) -> None:
-        """Ask runners of neighbouring cells in `beside` for missing frames. again: also for frames in their logs."""
+        """Ask runners of neighbouring cells in `beside` for frames that a step needs. again: also for logged ones."""
         plan, (d, s), step, layout = self._plan.current, one.cell, one.step, one.layout
         if layout is None or d >= layout.pipelines or step <= self._shared.log.newest:
             return
@@ -369,8 +369,8 @@ class PortionSteps:
                     self._outbox.post(worker, address, (), FrameFacts(again=True) if again else None)
 
     def repeat(self, sender: WorkerId, frame: Frame) -> bool:
-        """Begin portions again for frames that a neighbouring stage lacks and that are not logged here; resend logged
-        ones if asked. Return False if the step is committed, or if this worker or the sender does not run its cell.
+        """Begin portions again for unlogged frames that a neighbouring stage lacks; resend logged ones if asked. Return
+        False if the step is committed, this worker does not run the cell, or the sender not the neighbouring one.
         """
         address, plan = frame.address, self._plan.current
         beside = Cell(address.pipeline, address.part)
@@ -424,8 +424,8 @@ class PortionSteps:
     # portions begin and end
 
     def refresh(self, *, again: bool = False) -> None:
-        """Begin and drop portions for a new plan or version, and give boundary tensors that are here to the steps that
-        take them. again: portions begun now are repetitions, so ask for logged inputs, too.
+        """Begin and drop portions as the plan and the stages' versions require, and pass boundary tensors that are here
+        to the steps that take them. again: portions begun now are repetitions, so ask for logged inputs, too.
         """
         plan, begun = self._plan.current, list[CellStep]()
         old, self.steps = self.steps, {}

@@ -34,19 +34,19 @@ class Rehearsals:
         self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step: outputs of the part before it
 
     def take_roles(self, step: int, *, first: bool) -> None:
-        """Forbid rehearsals in this step, as a new plan changes roles. first: permit them, as it is the first plan."""
+        """Forbid rehearsals in this step, as a new plan may change roles. first: the plan is the first; permit them."""
         self._disturbed = None if first else step
         self._timed.clear()
 
     def turn(self, active: Sequence[CellStep]) -> bool:
-        """Rehearse a replicated stage; return False if none is due. active: the steps of the stage run here."""
+        """Rehearse a replicated stage; return False if none can be now. active: the steps of the one stage run here."""
         self._devices.collect()
         return any(self._rehearse_behind(one) for one in reversed(active))
 
     def _rehearse_behind(self, active: CellStep) -> bool:
-        """Rehearse the next stage's cell if this worker is its shadow. Return False if not due, or inputs are missing.
-
-        No rehearsal is due in a step in which roles change: others may wait for work that this worker repeats.
+        """Rehearse the next stage's cell. Return False if this worker is not its shadow, no rehearsal is due, or the
+        inputs are missing. After a plan other than the first, none is due in the same step: others may wait for work
+        that this worker repeats.
         """
         plan, layout, step = self._plan.current, active.layout, active.step
         (d, s), devices = active.cell, self._plan.devices
@@ -76,7 +76,7 @@ class Rehearsals:
         return frame.inputs if frame else None
 
     def _run(self, stage: Stage, place: Place, inputs: Parts | None, *, is_timed: bool) -> Parts:
-        """Run the stage and return the outputs. is_timed: measure the time of each layer."""
+        """Run a forward and a backward; return the outputs. is_timed: instead, run a forward and time each layer."""
         self._observer.started("Rehearsal", *place)
         with self._devices.measuring(stage):
             if is_timed:

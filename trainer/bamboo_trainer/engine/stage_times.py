@@ -2,8 +2,8 @@
 
 `StageTimer` times a microbatch in each stage. Its times are medians, so a hiccup does not count. Only the ordinary
 schedule's work counts, without repetitions, waits and first calls. Every `PERIOD`-th forward runs layer by layer, which
-separates the layers' times; a backward is one call for the whole stage and cannot be separated. Some rehearsals measure
-the next stage's layers in the same way, so that workers of one pipeline can be compared.
+separates the layers' times; backwards are timed only for the whole stage. Some rehearsals measure the next stage's
+layers in the same way, so that workers of one pipeline can be compared.
 
 `DeviceTimes` measures the pieces of work on devices, and when an asynchronous device has done all of it. The host only
 queues work there; marks between the pieces show afterwards how long each took. No thread waits for the marks.
@@ -46,7 +46,7 @@ class _Stage:
     """Times of a stage, in seconds.
 
     weights: times of postponed weight gradients. by_layer: forwards that ran layer by layer, rehearsals included.
-    begun: number of forwards of the ordinary schedule begun here.
+    begun: number of forwards that `StageTimer.begins_forward` has counted.
     """
 
     forwards: deque[float] = field(default_factory=partial(deque, maxlen=MOST_MICROBATCHES))
@@ -59,7 +59,7 @@ class _Stage:
         """Return the seconds of each layer's forward, in order; empty if no forward has measured all of them.
 
         Forwards that run layer by layer are rare, so the newest may be outdated. So each one's times are scaled: by the
-        present median of whole forwards, divided by the median of the whole forwards that followed it.
+        present median of whole forwards, divided by the median of the whole forwards that followed it, if any.
         """
         whole = [one for one in self.by_layer if one.layers.keys() >= set(layers)]
         now = median(self.forwards) if self.forwards else None
@@ -94,7 +94,7 @@ class StageTimer:
         return tuple(self._ranges)
 
     def hold(self, stages: set[int]) -> None:
-        """Drop the times of stages other than these, which this worker holds from now on."""
+        """Keep measured times of these stages only, which this worker now holds. The latest summary stays as it is."""
         for index in self._stages.keys() - stages:
             del self._stages[index]
         self._asked = True
@@ -109,7 +109,7 @@ class StageTimer:
         return by_layer
 
     def ran(self, stage: int, instruction: Instruction, seconds: float) -> None:
-        """Record the seconds of an ordinary instruction, run in one piece; at ReportReady, sum up the step's times."""
+        """Record the seconds of an ordinary instruction of a timed kind. At ReportReady, summarize times if needed."""
         if isinstance(instruction, ReportReady):
             self._step_done()
             return
@@ -139,7 +139,7 @@ class StageTimer:
         by_layer[-1].layers[layer] = seconds
 
     def _step_done(self) -> None:
-        """Summarize the times for the next report, if the latest summary was returned or is incomplete."""
+        """Summarize the times for the next report, if the latest summary was returned, or is outdated or incomplete."""
         if self._asked or not all(times.microbatches for times in self._latest):
             self._asked = False
             self._sum_up()
@@ -149,7 +149,7 @@ class StageTimer:
         self._latest = tuple(self._times(stage, *self._ranges[stage]) for stage in stages)
 
     def due(self, now: float) -> tuple[StageTimes, ...] | None:
-        """Return the latest times, at most once a second; None if they are not due."""
+        """Return the latest times, at most once in REPORT_SECONDS; None if it is too early, or there are none."""
         latest = self._latest
         if not latest or now < self._due:
             return None
@@ -157,7 +157,7 @@ class StageTimer:
         return latest
 
     def owned(self) -> list[tuple[int, StageTimes]]:
-        """Return the times of measured stages that run here, by stage. Any thread may call this."""
+        """Return (stage, latest times) of each measured stage that runs or has run here. Any thread may call this."""
         ranges, self._asked = list(self._ranges), True
         return [(ranges.index(t.layers), t) for t in self._latest if t.microbatches and t.layers in ranges]
 
@@ -193,7 +193,7 @@ class _Measured:
 
 @dataclass(slots=True)
 class _Device:
-    """A device's record. anchor: a mark made while idle, with its time. last: the mark behind all queued work."""
+    """A device's record. anchor: a mark made while idle, with its time. last: the mark behind all measured work."""
 
     anchor: tuple[QueueMark, float] | None = None
     last: QueueMark | None = None
@@ -201,7 +201,7 @@ class _Device:
 
     @property
     def freed(self) -> float | None:
-        """The clock's time when the device finished all queued work; None if it has not finished, or had no work."""
+        """The clock's time when the device finished all measured work; None if it has not, or there are no marks."""
         if self.anchor is None or self.last is None or not self.last.done():
             return None
         mark, at = self.anchor
@@ -209,7 +209,7 @@ class _Device:
 
 
 class DeviceTimes:
-    """The times of work on each device, and when each last became free. devices: number of the worker's devices."""
+    """The times of work on each device, and when asynchronous ones last became free. devices: their number."""
 
     def __init__(self, clock: Callable[[], float], timer: StageTimer, devices: int) -> None:
         self._clock, self._timer = clock, timer
@@ -219,7 +219,7 @@ class DeviceTimes:
     @contextmanager
     def measuring(self, stage: Stage | None, took: Took | None = None) -> Iterator[None]:
         """Measure the time of a stage's work in this context. took: called with the seconds, on an asynchronous device
-        later (`collect`); not called for a forward whose layers are measured one by one.
+        later (`collect`) unless `forget` comes first; not called for a forward whose layers are measured one by one.
         """
         self._by_layer = False
         if stage is None or not stage.runs_ahead:
@@ -262,12 +262,12 @@ class DeviceTimes:
                 piece.took(piece.end.since(piece.begin))
 
     def forget(self) -> None:
-        """Drop measurements in progress, as roles have changed."""
+        """Drop the measurements that `collect` has not passed on, as roles may have changed."""
         for device in self._devices:
             device.measured.clear()
 
     def freed(self, stage: int) -> float | None:
-        """Return when a stage's device finished all queued work, in clock seconds; None if it has not, or had none."""
+        """Return when a stage's asynchronous device finished its measured work, in clock seconds; None if unknown."""
         return self._of(stage).freed
 
     def _of(self, stage: int) -> _Device:

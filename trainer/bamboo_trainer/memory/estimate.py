@@ -1,7 +1,7 @@
 """Estimates of a job's memory before training.
 
-Each layer's forward runs on tensors without data (see `inspection`), and the sizes of the tensors that autograd would
-keep are added up.
+Each layer's forward runs, on tensors without data if possible (see `inspection`), and the sizes of the tensors that
+autograd would keep are added up.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,9 +46,9 @@ def checkpointed_layers(task: Task) -> frozenset[int]:
 
 
 def recomputing(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap a layer's call in activation checkpointing: the backward repeats it, with bit-equal gradients.
+    """Wrap a layer's call in activation checkpointing: the backward repeats the call.
 
-    The call seeds the generators and enters autocast itself, so no state is kept for the repetition.
+    The call must seed the generators itself, since their states are not kept for the repetition.
     """
 
     def checkpointed(given: Tensor | tuple[Tensor, ...]) -> Any:
@@ -69,10 +69,9 @@ ADAM = 2  # assumed tensors per parameter of an optimizer whose step needs value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSize:
-    """The size of a layer.
-
-    parameters: number of elements. tied: number of these that an earlier layer also counts. casts: bytes of parameters
-    cast by autocast, shared by all microbatches; 0 if the task has checkpointed layers. inputs: bytes per microbatch.
+    """The size of a layer. parameters: number of elements. tied: number of these in parameters that are not the first
+    of their tied group. casts: bytes of autocast's copies of parameters, shared by all microbatches; 0 if the task has
+    checkpointed layers. inputs: bytes per microbatch.
     """
 
     parameters: int
@@ -84,7 +83,7 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByKind:
-    """A device's memory at its peak, and the host memory for it, in bytes. A byte of two kinds counts for the first."""
+    """The memory of a device at its peak, and the host memory for it, in bytes."""
 
     # parameters, optimizer: of the stages that the worker runs, with frozen values, buffers and autocast's copies
     parameters: int
@@ -101,7 +100,7 @@ class MemoryByKind:
 
 
 def measure(task: Task, spec: JobSpec) -> tuple[LayerSize, ...]:
-    """Return each layer's size. Raises TaskError for data, a layer, a loss or an optimizer that cannot be used."""
+    """Return each layer's size. Raises TaskError for unusable data, layers, losses or optimizers; TaskOutOfMemory."""
     inputs, targets = first_batch(task, spec.training.micro_batch_size)
     return look(task, inputs, partial(_size, TrainingConfig.of(spec.training), targets))
 
@@ -148,7 +147,7 @@ class _Saved:
         self._casts: dict[int, int] = {}
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that autograd saves (a saved-tensors hook); return it detached, for autograd to keep."""
+        """Record a tensor that autograd saves (a saved-tensors hook), unless it is in `own`; return it detached."""
         number = tensor.untyped_storage()._cdata
         if number not in self._own:
             self._tensors[number] = tensor
@@ -157,7 +156,7 @@ class _Saved:
         return tensor.detach()
 
     def _is_cast(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is a parameter cast to another dtype."""
+        """Return whether a tensor is a trained parameter cast to another dtype, or a view of such a cast."""
         whole = tensor if tensor._base is None else tensor._base
         made_by = whole.grad_fn
         if made_by is None or made_by.name() != CAST:
@@ -174,7 +173,7 @@ class _Saved:
 
 
 def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
-    """Return the bytes of a layer's optimizer state after a step; those of Adam if the step needs real values."""
+    """Return the bytes of a layer's optimizer state after a step; Adam's are assumed if a step without data fails."""
     trained = {f"{index}.{n}": nn.Parameter(p.to("meta")) for n, p in layer.named_parameters() if p.requires_grad}
     inner = ScheduledOptimizer(task, list(trained.items())).inner
     if inner is None:
@@ -201,8 +200,8 @@ def worker_memory(
 ) -> tuple[int | None, MemoryByKind]:
     """Return the stage whose worker needs the most memory, and that worker's memory.
 
-    taken_over: the worker also runs cells of lost workers. parts: the layers of each device stage, if workers have
-    several devices; the memory is then that of the fullest device.
+    taken_over: workers also run cells of lost workers. parts: the layers of each device stage, if workers have several
+    devices; the comparison and the result are then for one device, with the host memory for it.
     """
     spec, devices = in_force(spec), spec.worker.devices
     accounts = [
@@ -237,7 +236,7 @@ def _account(
         return KEPT_STEPS * (microbatches * boundary + shared)
 
     def finished_sums() -> int:
-        """Return the bytes of the sums of finished groups, for the cells that run here and for the next stage."""
+        """Return the bytes of finished groups' sums: of cells that run here and, with one device, the next stage."""
         groups = -(-spec.training.groups // pipelines)
         next_one = () if spec.worker.devices > 1 or roles.stage is None or depth == 1 else ((roles.stage + 1) % depth,)
         return (groups - 1).bit_length() * total(lambda layer: layer.gradients, *owned, *next_one)
@@ -265,8 +264,8 @@ def _copies(
     spec: JobSpec,
     held: tuple[Sequence[int], Sequence[int]],
 ) -> int:
-    """Return the bytes of two checkpoints' copies on a worker. held: stages that it runs, and stages that it
-    replicates. A stage's layers are dealt in turn to its owners in all pipelines, then to its replicas.
+    """Estimate the bytes of two checkpoints' copies on a worker; 0 without checkpoints. held: stages that it runs, and
+    stages that it replicates. A stage's layers are dealt in turn to its owners in all pipelines and to its replicas.
     """
     if spec.checkpoint is None:
         return 0

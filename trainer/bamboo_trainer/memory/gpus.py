@@ -28,7 +28,7 @@ class DeviceError(ValueError):
 def choose_device(worker: str) -> torch.device:
     """Return the device in BAMBOO_DEVICE ("cpu", "cuda", "cuda:1"), else a GPU if there is one, else the CPU.
 
-    The workers of a machine take its GPUs in turn, by the number in the worker's name. Raises DeviceError.
+    Unless BAMBOO_DEVICE names one GPU, the last number in the worker's name chooses the GPU. Raises DeviceError.
     """
     wanted = os.environ.get(ENV_DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -47,7 +47,7 @@ def choose_device(worker: str) -> torch.device:
 def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
     """Return the devices for `count` device stages of a worker: adjacent GPUs, or the CPU for each of them.
 
-    BAMBOO_DEVICE may name the first one; otherwise the workers of a machine take turns. Raises DeviceError.
+    BAMBOO_DEVICE may name the first one; else the last number in the worker's name chooses it. Raises DeviceError.
     """
     first = choose_device(worker)
     if count == 1 or first.type == "cpu":
@@ -68,7 +68,7 @@ def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
 
 
 def require_gpus(spec: JobSpec, devices: Sequence[torch.device]) -> None:
-    """Raise DeviceError if a job asks for GPUs but its worker would compute on the CPU. For workers in pods.
+    """Raise DeviceError if a job asks for GPUs for all workers, but this one would use the CPU. For workers in pods.
 
     devices: the worker's devices. BAMBOO_DEVICE=cpu permits the CPU.
     """
@@ -86,7 +86,7 @@ def _number(worker: str) -> int:
 
 
 def use(device: torch.device, *, deterministic: bool = True) -> None:
-    """Make a GPU this process's current device. For a CPU, do nothing: on one thread its bits are the same each time.
+    """Make a GPU this thread's current device. For a CPU, do nothing: on one thread its bits are the same each time.
 
     deterministic: use torch's deterministic algorithms where it has them; if False, cuDNN benchmarks its kernels and
     takes the fastest.
@@ -121,8 +121,8 @@ def apart_from_others(
     """Return the layers, with copies in place of layers that have buffers or frozen parameters on another GPU.
 
     `Module.to` would move these away from that GPU. rounds: frozen parameters will change their dtype, so each layer
-    with frozen parameters is copied. Copies share tensors and modules as their originals do; trained parameters are
-    never copied.
+    with frozen parameters is copied. Copies share tensors and modules with each other as their originals do; trained
+    parameters are never copied.
     """
     memo: dict[int, object] = {}
     apart = {}
@@ -194,7 +194,7 @@ class EventMark:
 class EventWatch:
     """A thread that calls `notify` after each event of a GPU, in the order in which the events were added.
 
-    The thread ends with the watch. Exit waits up to END_SECONDS, as a thread inside torch would abort the process.
+    It ends after the watch is deleted. Process exit waits up to END_SECONDS: a thread in torch could abort the process.
     """
 
     def __init__(self, name: str, notify: Callable[[], None]) -> None:
@@ -221,7 +221,7 @@ def _notify_of(
 
 
 def event_mark(device: torch.device) -> EventMark:
-    """Return a mark behind the work of the device's computing stream so far."""
+    """Return a mark behind the work queued so far on the device's computing stream."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return EventMark(event)

@@ -1,8 +1,8 @@
 """Asynchronous copies of tensors between devices, and between a device and host memory, from which frames are sent.
 
-On a CPU a tensor is its own copy. On a GPU, copies use their own streams and pinned memory, so that they run alongside
-instructions. The engine polls copies to host memory; only the device waits for copies to it. Copies between devices go
-over NVLink or PCIe if the devices reach each other's memory; else the driver stages them.
+On a CPU a tensor is its own copy. On a GPU, copies have their own streams and, up to a limit, pinned memory, so that
+they run alongside instructions. The engine can poll copies to host memory; the device waits for copies to it. Copies
+between devices go over NVLink or PCIe if the devices reach each other's memory; else the driver stages them.
 """
 
 import math
@@ -36,15 +36,15 @@ class Copy(Protocol):
     def ready(self) -> bool: ...
 
     def wait(self) -> Parts:
-        """Wait for the copies and return them. The originals must not change before; a host tensor is its own copy."""
+        """Wait for the copies and return them. Until then no original may change. A host tensor is its own copy."""
         ...
 
 
 class HostCopies(Protocol):
-    """Copies between one device, host memory and other devices, for the engine's thread only, except for `buffer`."""
+    """Copies between devices and host memory. Only the engine's thread may call the methods, except for `buffer`."""
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
-        """Start to copy tensors to host memory. bulk: large and not urgent; no urgent copy waits for it."""
+        """Start to copy tensors to host memory. bulk: large and not urgent, so urgent copies may overtake it."""
         ...
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
@@ -52,7 +52,7 @@ class HostCopies(Protocol):
         ...
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
-        """Return these tensors for use by another device of this worker, which brings them to itself (`bring`).
+        """Return these tensors for another stage of this worker, whose device brings them to itself (`bring`).
 
         They are complete once the work started so far is done; no code may write to them any more.
         """
@@ -83,7 +83,7 @@ class _Made:
 
 
 class AtOnce:
-    """Synchronous copies; tensors in host memory are their own copies."""
+    """Synchronous copies. A tensor that is already in the right place is its own copy."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
@@ -106,7 +106,7 @@ class AtOnce:
 
 
 class _All:
-    """A copy of tensors from several devices. copies: one per device. places: the index in `copies`, by tensor."""
+    """A copy of tensors from several devices. copies: one per device. places: each tensor's index in `copies`."""
 
     def __init__(self, copies: Sequence[Copy], places: Sequence[int]) -> None:
         self._copies, self._places = copies, places
@@ -145,8 +145,8 @@ class HandedOver:
 class CudaCopies:
     """Copies between a GPU and host memory, and from other GPUs.
 
-    notify: called by another thread when a copy is ready, to wake an idle engine. handed_over: shared by all
-    devices of the worker.
+    notify: called by another thread when a copy to host memory is ready, to wake an idle engine. handed_over: shared by
+    all devices of the worker.
     """
 
     def __init__(
@@ -202,8 +202,8 @@ class CudaCopies:
         """Return copies from another device.
 
         torch copies on a stream of the source device, with peer access if possible, and lets a stream of this device
-        wait for it. Both streams serve only copies, so that they wait for the tensors alone, not for other work of
-        either device.
+        wait for it. Both streams serve only copies, so a copy waits for its tensor and for earlier copies, not for
+        later work of either device.
         """
         if device not in self._across:
             self._across[device] = (torch.cuda.Stream(device), torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
@@ -253,7 +253,7 @@ class CudaCopies:
 
 
 class CopiesOfDevices:
-    """`HostCopies` for a worker with several devices: each tensor goes to the `HostCopies` of the tensor's device.
+    """`HostCopies` for a worker with several devices: `start` and `hand_over` take tensors of any of the devices.
 
     `bring`, `mark` and `buffer` serve the first device only. Device stages use their device's `HostCopies` directly.
     """
@@ -294,9 +294,9 @@ class CopiesOfDevices:
 
 
 def copies_by_device(devices: Iterable[torch.device], notify: Callable[[], None]) -> dict[torch.device, HostCopies]:
-    """Create a `HostCopies` for each device. notify: called by another thread when a copy is ready.
+    """Create a `HostCopies` for each device. notify: called by another thread when a GPU's copy to the host is ready.
 
-    The devices' copies get equal parts of PINNED_BYTES, and share the record of handed-over tensors.
+    The GPUs' copies get equal parts of PINNED_BYTES, and share the record of handed-over tensors.
     """
     each, handed_over = tuple(dict.fromkeys(devices)), HandedOver()
     room = PINNED_BYTES // len(each)

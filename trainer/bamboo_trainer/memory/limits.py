@@ -1,8 +1,8 @@
 """Memory limits: how much memory the host and the GPUs of a worker have, and how much of it is in use.
 
 `host_memory` reads limit and use from control groups, of version 1 or 2: this process's group and all visible groups
-above it, which in a container are usually the container's own. The kernel kills processes of a group that exceeds its
-limit.
+above it, which in a container are usually the container's own. The kernel may kill processes of a group that exceeds
+its limit.
 """
 
 import os
@@ -94,7 +94,7 @@ def headroom(devices: Sequence[torch.device], memory: Callable[[], HostMemory | 
 
 
 def has_room(device: torch.device, size: int) -> bool:
-    """Return whether a device could hold `size` more bytes; True for a CPU. torch's cache counts as free."""
+    """Return whether `size` more bytes fit into a device's usable memory, with torch's cache; True for a CPU."""
     if device.type != "cuda":
         return True
     free, total = torch.cuda.mem_get_info(device)

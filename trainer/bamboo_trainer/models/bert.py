@@ -78,7 +78,7 @@ class BertHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build a task that trains BERT. config: task.config. Raises StorageError, or ValueError naming the key."""
+    """Build a task that trains BERT. config: task.config. Raises ValueError, also for invalid data; StorageError."""
     c = read_settings(config, SIZES, "large")
     check_sizes(c)
     check_tokens(torch.tensor(c["maskToken"]), c["vocabulary"], "maskToken")

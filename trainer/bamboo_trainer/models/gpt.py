@@ -125,7 +125,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 def learning_rate(config: GptConfig, step: int) -> float:
     """Return a step's learning rate: linear warm-up to `config.learning_rate`, then cosine decay to a tenth of it at
-    `config.steps`. If `config.steps` is None, the rate stays constant after the warm-up. step: from 0.
+    `config.steps` (at least one step after the warm-up), or a constant rate if `config.steps` is None. step: from 0.
     """
     rate = config.learning_rate
     if step < config.warmup_steps:

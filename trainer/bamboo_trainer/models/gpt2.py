@@ -78,7 +78,7 @@ class Gpt2Head(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build a task that trains GPT-2. config: task.config. Raises StorageError, or ValueError naming the key."""
+    """Build a task that trains GPT-2. config: task.config. Raises ValueError, also for invalid data; StorageError."""
     c = read_settings(config, SIZES, "small")
     check_sizes(c)
     return language_model((Gpt2Embedding, Gpt2Block, Gpt2Head), c, training)

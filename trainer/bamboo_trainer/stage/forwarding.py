@@ -44,7 +44,7 @@ Metrics = dict[str, Sum]
 class Forwarding:
     """A forward in progress.
 
-    parts: outputs of the layer that ran last; at first the stage's inputs (`leaves`), at the end its outputs or loss.
+    parts: first the stage's inputs (`leaves`), then the newest layer's outputs; after the model's last layer, the loss.
     """
 
     step: int
@@ -74,11 +74,11 @@ class Forwarding:
 class ForwardRunner:
     """The runner of a stage's forwards, whole or layer by layer.
 
-    The bits of a forward depend only on the parameters, the seed, step, microbatch and inputs.
+    A forward seeds torch's global generators before each layer, so a repeated forward draws the same numbers from them.
     """
 
     def __init__(self, values: StageValues, reader: BatchReader, bring: Bring) -> None:
-        """Create the runner, and compile the layers if the job asks for it. bring: copies tensors to the device."""
+        """Create the runner. If the job compiles layers, try to do so ahead. bring: copies tensors to the device."""
         task, config = values.task, values.config
         self._task, self._config, self._load, self._bring = task, config, partial(reader.batch, values.index), bring
         self._layers, self._device = values.layers, values.device
@@ -94,17 +94,17 @@ class ForwardRunner:
 
     @property
     def compile_seconds(self) -> float:
-        """The seconds that compiling the layers took, before the first forward."""
+        """The seconds that compiling layers in the constructor took; 0 if the job compiles no layers."""
         return self._compiled.seconds if self._compiled else 0.0
 
     @property
     def repeats(self) -> bool:
-        """Whether the backward runs some of the layers again (activation checkpointing)."""
+        """Whether the task marks some of the layers for activation checkpointing: backwards run these again."""
         return not self._checkpointed.isdisjoint(self._layers)
 
     def expect(self, step: int, microbatches: Iterable[int]) -> None:
-        """Compute the random seeds of a step's forwards ahead, which is faster than one at a time between two layers.
-        A forward without such seeds computes its own.
+        """Compute the random seeds of a step's forwards ahead, and forget those of other steps. A forward for which no
+        seeds are computed ahead computes its own.
         """
         known = {place: seeds for place, seeds in self._seeds.items() if place[0] == step}
         self._seeds = known | {(step, m): self._seeds_of(step, m) for m in microbatches}
@@ -129,7 +129,7 @@ class ForwardRunner:
         self.run(forwarding, forwarding.layer + 1)
 
     def run(self, forwarding: Forwarding, end: int) -> None:
-        """Run the layers before `end`. After the model's last layer, compute the loss and the metrics, too."""
+        """Run the remaining layers before `end`. After the model's last layer, also compute loss and metrics."""
         with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
             self._run(forwarding, end)
 
@@ -157,7 +157,7 @@ class ForwardRunner:
                 f.measure(self._task, f.targets)
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
-        """Run a checkpointed layer, seeded; its backward repeats this call, but adds nothing to `capture`."""
+        """Run a checkpointed layer with this seed. The backward repeats the call, when `capture` is already closed."""
         with capturing(capture):
             return self._call(index, seed, given)
 
@@ -185,8 +185,8 @@ class Evaluator:
         self._task, self._config, self._device = values.task, values.config, values.device
 
     def run(self, batch: int, inputs: Parts | None) -> tuple[Parts, dict[str, Sum]]:
-        """Run an evaluation batch. Return (outputs, {}), or on the last stage ((), the sums of loss and metrics). They
-        depend only on the stage's values, the batch and the inputs. inputs: None on the first stage, which reads them.
+        """Run an evaluation batch. Return (outputs, {}), or on the last stage ((), the sums of loss and metrics).
+        batch: its number in the evaluation. inputs: None on the first stage, which reads them. Raises TaskError.
         """
         values, samples, targets = self._values, 0, Parts()
         if inputs is None or values.last:
@@ -214,6 +214,6 @@ class Evaluator:
 
 
 def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcontext[None]":
-    """Return autocast without a cache: training must not find casts without a graph in it. In fp32, no autocast."""
+    """Return autocast without a cache, so that training reuses no casts without a graph; for fp32, a null context."""
     dtype = REDUCED.get(precision)
     return torch.autocast(device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()

@@ -1,13 +1,13 @@
 """A stage's gradients: a backward in two parts (`split`), and the sum over microbatches in one order (`GradientSum`).
 
 The first part of a backward computes the gradients of the stage's inputs, for which the stage before waits. It runs
-only the graph's paths from the outputs to the inputs. The frontier is the operations on these paths that also lead to
-parameters, such as a product of the inputs with a weight; their incoming gradients are kept. The second part computes
-the gradients of the weights from them: each operation of the frontier computes the other half of its gradients, and
-then the graph runs from it to the parameters. Operations that lead to the same parameters, such as the products of a
-layer's experts with slices of one weight, run together, so that their gradients are summed in the same order. Every
-product is computed once and every kernel gets the same operands, so the gradients have the same bits as those of a
-whole backward. Where that is not certain, as for compiled layers, nothing is split.
+only the graph's paths to the inputs. The frontier is the operations on these paths where a branch leads off the paths
+to parameters, such as a product of the inputs with a weight. Their incoming gradients are kept. From them, the second
+part computes the gradients of the weights: each operation of the frontier computes its other gradients, and then the
+graph's branches run to the parameters. Operations that lead to the same parameters, such as the products of a layer's
+experts with slices of one weight, run together, so that their gradients are summed in the same order as in a whole
+backward. The kernels get the same operands as there, so the gradients have the same bits. Where that is not certain,
+as for compiled layers, nothing is split.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -53,12 +53,12 @@ SEPARABLE: Final = frozenset(
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """The gradients that have reached an operation of the frontier; None before they have."""
+    """The incoming gradients of an operation of the frontier. gradients: None until the first part has run it."""
 
     gradients: tuple[Tensor | None, ...] | None = None
 
     def note(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        """Keep gradients in the first part; return them in the second, so that hooks act once. (Autograd prehook.)"""
+        """Keep gradients in the first part; return them in the second, so hooks take effect once. (A prehook.)"""
         if self.gradients is None:
             self.gradients = gradients
             return None
@@ -71,8 +71,8 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class WeightGradients:
-    """The postponed weight gradients of a microbatch. The object holds the microbatch's graph, and so all tensors that
-    its forward has saved.
+    """The postponed weight gradients of a microbatch. Until `compute`, the object holds the microbatch's graph from the
+    frontier to the inputs and parameters, with the tensors that the forward has saved for it.
     """
 
     leaves: Parts
@@ -94,11 +94,11 @@ class WeightGradients:
 
 
 def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightGradients | None:
-    """Run the first part of a backward, which computes `leaf.grad` of the inputs; return the postponed second part.
+    """Run the first part of a backward, which computes the inputs' gradients (`leaf.grad`); return the second part.
 
-    Return None, with nothing run, if no input needs a gradient or no parameter is reached; if a custom autograd
-    function is on a path to the inputs; or if a parameter is reached from off these paths, from an operation that is
-    not SEPARABLE, or from operations that `_are_apart` rejects.
+    Return None, with nothing run, if no input needs a gradient; if no parameter is reached; if a custom autograd
+    function is on a path to the inputs; or if a parameter is reached without such a path, or by leaving such paths at
+    operations that are not SEPARABLE or that `_are_apart` rejects.
     """
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     frontier = _frontier([end.node for end, _ in ends], inputs) if inputs else None
@@ -115,8 +115,8 @@ def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightG
 
 
 def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node, ...], list[Tensor]] | None:
-    """Return the frontier, the operations that lead both to inputs and to parameters: by group of operations, the
-    parameters that exactly this group leads to. Return an empty dict or None if `split` must not split.
+    """Return the frontier: by group of operations on the paths to the inputs, the parameters to which exactly this
+    group's branches off the paths lead. Return an empty dict or None if `split` must not split.
     """
     roots = dict.fromkeys(ends)
     order, following = _walk(roots)
@@ -197,10 +197,10 @@ PIECE: Final = 1 << 24  # elements to bring from host memory at once
 class GradientSum:
     """The sum of gradients over microbatches. Backwards add to `target`; a group's sum is added to the one before it as
     soon as both are halves of a node of the tree (`SumNode`). So at most about 2 log2(groups) tensors exist.
-    A group of one microbatch that is a node's right half needs no target: its gradient is added to the left half
-    (`half`). If the GPU lacks room, finished sums wait in host memory, where they are not modified.
+    A group of one microbatch that is a node's right half can do without a target: its gradient is added to the left
+    half (`half`). If the GPU lacks room for a target, finished sums are moved to host memory.
 
-    marked: the parameters that the current group has marked as used, by number.
+    marked: the numbers of the parameters that are marked as used in the current group's `target`.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class GradientSum:
         """Create an empty sum.
 
         size: number of fp32 elements. bounds: the first microbatch of each group of a step, and the end. microbatches:
-        the cell's microbatches, in whole groups. buckets: ranges of elements; together they are all elements.
+        to be summed; consecutive, and whole groups. buckets: ranges of elements; together they are all elements.
         """
         self._size, self._device, self._bounds = size, device, bounds
         share = share_of(microbatches, bounds)
@@ -234,7 +234,7 @@ class GradientSum:
 
     @property
     def target(self) -> Tensor:
-        """The tensor that the next microbatch's gradient is added to."""
+        """The tensor that the next microbatch's gradient is added to, unless it is added to `half`."""
         if self._current is None:
             self._current = self._spare.zero_() if self._spare is not None else self._zeros()
             self._spare = None
@@ -242,9 +242,9 @@ class GradientSum:
 
     @property
     def half(self) -> Tensor | None:
-        """The left half of a node whose right half is the next microbatch alone. Add the microbatch's whole gradient to
-        this half, once, instead of to `target`. None if there is no such node, if `target` was used, if the left half
-        is in host memory, or if a separate gradient has no room.
+        """The sum of a node's left half, if the right half is the next microbatch alone. Add the microbatch's complete
+        gradient to this sum, once, instead of to `target`. None if there is no such node, if the next microbatch has
+        used `target`, if the sum is in host memory, or if the device lacks room for a separate gradient.
         """
         if self._current is not None or not self._done or self._bounds[self._group + 1] - self._bounds[self._group] > 1:
             return None
@@ -255,24 +255,24 @@ class GradientSum:
         return total if self._halved else None
 
     def _zeros(self) -> Tensor:
-        """Return a tensor of zeros, after moving finished sums to host memory where the device lacks room."""
+        """Return a tensor of zeros. First move finished sums to host memory, as long as the device lacks room."""
         for place in range(len(self._done)):
             self._done[place] = self._moved(*self._done[place])  # and no name keeps the moved tensor
         return torch.zeros(self._size, dtype=torch.float32, device=self._device)
 
     def _moved(self, node: SumNode, total: Tensor) -> tuple[SumNode, Tensor]:
-        """Return a finished sum, moved to host memory if the device has no room for one more."""
+        """Return a node and its finished sum, moved to host memory if the device has no room for one more."""
         stays = total.device != self._device or has_room(self._device, total.nbytes)
         return node, total if stays else total.cpu()
 
     def apart(self, total: Tensor) -> Tensor:
-        """Return a finished sum that later additions do not change: itself if moved to host memory, else a copy."""
+        """Return a finished sum that later microbatches do not change: itself if moved to host memory, else a copy."""
         if total.device != self._device:
             return total
         return total.clone() if has_room(self._device, total.nbytes) else total.cpu()
 
     def added(self, microbatch: int) -> None:
-        """Record that a microbatch's gradient was added to `target`, or to `half` if there is one; call in order."""
+        """Record that a microbatch's gradient was added to `half` or, if that is None, to `target`; call in order."""
         first, end = self._bounds[self._group], self._bounds[self._group + 1]
         assert first <= microbatch < end, f"microbatch {microbatch} is not of the group from {first} to {end - 1}"
         self._added += 1
@@ -293,7 +293,7 @@ class GradientSum:
 
     @property
     def alone(self) -> Tensor | None:
-        """The gradient of the first microbatch, as long as no other microbatch has been added; else None."""
+        """The first microbatch's gradient, as long as it is the only one that was added; else None."""
         if self._added != 1:
             return None
         return self._done[0][1] if self._done else self._current
@@ -318,11 +318,11 @@ class GradientSum:
 
     @property
     def finished(self) -> tuple[tuple[SumNode, Tensor], ...]:
-        """The sums of the finished groups, as nodes of the tree, in order. They change with the next group."""
+        """The sums of the finished groups, as nodes of the tree, in order. Later groups may change them in place."""
         return tuple(self._done)
 
     def resume(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> None:
-        """Continue after groups that another worker has summed. microbatches: the groups' range. sums: not modified."""
+        """Continue after groups already summed. microbatches: their range. sums: one per tree node; not modified."""
         for node, total in zip(
             nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1), sums, strict=True
         ):
@@ -332,10 +332,10 @@ class GradientSum:
         self._added += microbatches[1] - microbatches[0]
 
     def nodes(self, bucket: int | None = None) -> tuple[tuple[SumNode, Tensor], ...]:
-        """Return the sums of all microbatches of the cell, as the largest nodes of the tree, in order.
+        """Return the sums of all microbatches of this object, as the largest nodes of the tree, in order.
 
-        bucket: sum only its elements, for which `target` already has the last microbatch's gradient. The gradient need
-        not have been `added`, and other buckets may lack it.
+        bucket: sum only this bucket's elements. The last microbatch need not be `added` yet: it is enough that `target`
+        has its gradient in this bucket.
         """
         if bucket is None or self._group == self._end:
             assert self._group == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
@@ -346,11 +346,11 @@ class GradientSum:
         return tuple(nodes)
 
     def of(self, node: SumNode, bucket: int) -> Tensor:
-        """Return the sum of a node from `nodes(bucket)`. It may be incomplete outside the bucket."""
+        """Return the sum of a node in `finished` or `nodes(bucket)`. It may be incomplete outside the bucket."""
         return dict(self._done if node.end <= self._group else self.nodes(bucket))[node]
 
     def total(self) -> Tensor:
-        """Return the sum over all groups of the step. This object must have summed all of them."""
+        """Return the sum over all groups in `bounds`. This object must have summed all of them."""
         ((_, total),) = self.nodes()
         return total
 

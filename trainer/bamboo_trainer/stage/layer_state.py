@@ -1,4 +1,4 @@
-"""A stage's state, divided by layer, in memory, in frames and in checkpoints. A stage of any split can restore it.
+"""States of single layers, in memory, in frames and in checkpoints. A stage of any split can be restored from them.
 
 Names are like "parameter:0.weight", "constant:0.mask" and "state:0.weight:exp_avg". A tied parameter, with its
 optimizer state, belongs only to the layer of its group's first name. Any other entry of a layer's state_dict is named
@@ -28,10 +28,10 @@ VALUE = "value:"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerState:
-    """One layer's state at one version. tensors: in host memory. scalars: the optimizer's plain numbers.
+    """One layer's state at one version. tensors: in host memory, except `late` ones of `take`.
 
-    names: for each entry of the layer's state_dict, the name of its tensor, which is another layer's for some tied
-    parameters. Empty if not needed. common: the state that belongs to no layer, repeated in the state of each layer.
+    scalars: the optimizer's plain numbers. names: the name of each state_dict entry's tensor, which is another layer's
+    for some tied parameters; may be empty, see `take`. common: the state of no layer, repeated for each layer.
     """
 
     layer: int
@@ -57,8 +57,8 @@ class LayerState:
         )
 
     def payload(self, *, checkpoint: CheckpointId | None = None, filling: ReplicaStart | None = None) -> LayerPayload:
-        """Return the payload for a frame with this state's tensors. checkpoint: set if a worker has requested layers of
-        that checkpoint. filling: set if the whole stage is sent to a replica.
+        """Return the payload for a frame with this state's tensors. checkpoint: the checkpoint or cut whose layers
+        another worker has requested, if any. filling: set if the stage's whole state is sent to another worker.
         """
         return LayerPayload(
             tensors=tuple(self.tensors),
@@ -86,9 +86,9 @@ def take(
     shown: bool = True,
     late: tuple[str, ...] = (),
 ) -> dict[int, LayerState]:
-    """Return copies, in host memory, of the wanted layers' states. For a layer of another stage, copy only the tied
-    parameters that this stage also has, with their optimizer state. shown: include `LayerState.names`, and state_dict
-    entries outside the state (VALUE). late: name prefixes of tensors to return uncopied. Raises TaskError.
+    """Return copies, in host memory, of the wanted layers' states. For a layer of another stage, copy only its tied
+    parameters that this stage has, too, with their optimizer state. shown: for this stage's layers, include `names` and
+    state_dict entries outside the state (VALUE). late: name prefixes of tensors to return uncopied. Raises TaskError.
     """
     held = {id(tensor): name for name, tensor in parameters.objects()}
     own = {(layer_of(name), id(tensor)): name for name, tensor in parameters.objects()}  # several if shared
@@ -180,7 +180,7 @@ def restore(
 def _check_names(
     given: Mapping[str, Tensor], scalars: Mapping[str, Scalar], known: Collection[str], optimizer: OptimizerState
 ) -> None:
-    """Raise ValueError unless the state has exactly this stage's names, each once; `may_have` names are optional."""
+    """Raise ValueError unless the state has this stage's names, each once; `optimizer.may_have` names are optional."""
     if both := sorted(scalars.keys() & given.keys()):
         raise ValueError(f"the state holds {both[0]} twice")
     names = {name for name in given.keys() | scalars.keys() if not optimizer.may_have(name)}
@@ -201,7 +201,7 @@ PIECE_BYTES: Final = 16 << 20  # a few milliseconds
 class LateCopies:
     """Copies of layers' states, made piece by piece. Parameters and the optimizer's state must not change until `done`.
 
-    layers: the states, complete when `done`. KINDS: name prefixes of the tensors that are copied piece by piece.
+    layers: the states, complete when `done`. KINDS: name prefixes of the tensors copied piece by piece, if contiguous.
     """
 
     KINDS: Final = ("parameter:", "state:")

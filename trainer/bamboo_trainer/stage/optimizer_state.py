@@ -1,17 +1,17 @@
-"""The state of a stage's optimizer, by name. For Adam and some others, Bamboo creates it before the first step.
+"""The state of a stage's optimizer, by name. If it starts as zeros (as Adam's), Bamboo can create it before any step.
 
 `GroupNumbers` are numbers in parameter groups that the optimizer changes from step to step, such as a count of steps.
 They belong to the state like the optimizer's tensors. They are saved with each parameter, so that a stage of another
 split can restore them. If the parameters of one group then have different numbers, restoring fails, because the
 optimizer depends on the split. Scheduled values such as the learning rate do not count: the task sets them at each
-step. The setting "fused" counts if the task lets torch choose the kernel. A state without it was saved by a release of
-Bamboo that let torch choose; it continues with torch's choice, and so with the same bits.
+step. The setting "fused" (`fuse`) counts if the task lets torch choose the kernel. A state without it, such as
+one saved by an older release of Bamboo, continues with torch's choice, and so with the same bits.
 
 `OptimizerTrial` checks that a rebuilt optimizer, over fewer parameters, computes the same bits as the real one. Each
-stage has an optimizer over its own parameters. A worker that takes a stage over, or starts from a checkpoint, builds
-an optimizer and restores its state. So an optimizer must treat every parameter by itself, and keep everything in its
-state. An optimizer that takes a norm over all parameters, or counts its steps in an attribute, fails the trial. Each
-trial uses a part of one layer, so it takes little time and memory.
+stage has an optimizer over its own parameters. A worker that gets a stage's state from another worker or a checkpoint
+builds an optimizer and restores its state. So an optimizer must treat every parameter by itself, and keep everything in
+its state. One that takes a norm over all parameters, or depends on a count of steps in an attribute, usually fails a
+trial. Each trial uses at most MOST elements of one layer's parameters, so it takes little time and memory.
 """
 
 import logging
@@ -50,7 +50,7 @@ class GroupNumbers:
         self._places = {s.name: places[id(s.parameter)] for s in slots if id(s.parameter) in places}
 
     def changed(self) -> dict[str, dict[str, Scalar]]:
-        """Return the changed numbers by slot name and key (with prefix MARK). Raises TaskError for other types."""
+        """Return changed numbers by slot name and key (with prefix MARK). Raises TaskError if other values changed."""
         by_group = {number: self._changed(number) for number in dict.fromkeys(self._places.values())}
         return {slot: by_group[number] for slot, number in self._places.items()}
 
@@ -86,7 +86,7 @@ class GroupNumbers:
         return [numbers or {} for numbers in wanted]
 
     def set(self, wanted: Sequence[Mapping[str, Scalar]]) -> None:
-        """Reset keys that are not scheduled, then set these numbers, without "fused" if the task chooses the kernel."""
+        """Reset unscheduled keys, then set numbers from `checked`, without "fused" if the task chooses the kernel."""
         for group, first, numbers in zip(self._groups, self._first, wanted, strict=True):
             for key in group.keys() - self._others - first.keys():
                 del group[key]
@@ -98,7 +98,7 @@ class GroupNumbers:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two tensors have the same bits, or two plain values the same type and `repr`."""
+    """Return whether two tensors have the same bits, or two other values the same type and `repr`."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return same_bits(one, other)
     return type(one) is type(other) and repr(one) == repr(other)
@@ -149,7 +149,7 @@ class OptimizerTrial:
         self._groups.set(self._groups.checked(groups.changed()))
 
     def compare(self, version: int) -> None:
-        """Take the trial's step from that version, and compare the result bit by bit with the real optimizer's.
+        """Take the trial's step after `version` steps, and compare the result bit by bit with the real optimizer's.
 
         Raises NotDeterministic if they differ. A TaskError of the trial's step is only logged.
         """
@@ -169,7 +169,7 @@ class OptimizerTrial:
                 )
 
     def _differing(self, slot: Slot, twin: Slot, numbers: str, twins_numbers: str) -> str:
-        """Describe the first difference; "" if all is equal. numbers, twins_numbers: their groups' numbers, as text."""
+        """Describe the first difference; "" if none. numbers, twins_numbers: group numbers of the two, as text."""
         assert self._optimizer.inner is not None
         if not same_bits(slot.parameter.detach(), twin.parameter.detach()):
             return f"parameter {slot.name}"
@@ -196,11 +196,11 @@ _STEP: Final = "step"  # key of the step count in torch's optimizers
 
 class OptimizerState:
     """The optimizer's part of a stage's state. Names are like "state:0.weight:exp_avg". frozen: names of the
-    parameters that the task's decisions keep unchanged. unscale: the inverse of the loss scale, a power of two:
-    multiplying by it is exact, except for numbers too small for fp32.
+    parameters that the task's decisions keep unchanged. unscale: the inverse of the loss scale, a power of two, so
+    multiplying by it is exact in fp32's normal range; 1 without a loss scale.
 
-    fixed: the state has the same names and shapes at every version; otherwise a parameter's state appears with the
-    first step that uses the parameter.
+    fixed: the state's tensors have the same names and shapes at every version; otherwise a parameter's state may appear
+    only with the first step that uses the parameter.
     """
 
     def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
@@ -249,7 +249,7 @@ class OptimizerState:
         return ((name, value) for name, value in self._values() if isinstance(value, Tensor))
 
     def scalars(self) -> dict[str, Scalar]:
-        """Return the state's and the parameter groups' numbers, by name. Raises TaskError for values of other types."""
+        """Return the state's numbers and groups' changed ones, by name. Raises TaskError for values of other types."""
         scalars: dict[str, Scalar] = {}
         for name, value in self._values():
             if isinstance(value, Tensor):
@@ -272,7 +272,7 @@ class OptimizerState:
             return None
 
     def may_have(self, name: str) -> bool:
-        """Return whether a name is optional in this optimizer's state: a group's number or, unless `fixed`, any."""
+        """Return whether a name is optional: an own parameter's group number or, unless `fixed`, any of its state."""
         slot, key = parted(name)
         return slot in self._by_name and (not self.fixed or key.startswith(MARK))
 
@@ -298,7 +298,7 @@ class OptimizerState:
                 self._state[slot.parameter] = state
 
     def _place_counts(self) -> None:
-        """Move scalars (only "step" of a scalar parameter) to the device if fused or capturable, else to the host."""
+        """Move 0-d tensors (of a 0-d parameter, only "step") to the device if fused or capturable, else to the host."""
         for group in [] if self._optimizer is None else self._optimizer.param_groups:
             on_device = group.get("fused") or group.get("capturable")
             for parameter in group["params"]:
@@ -308,11 +308,11 @@ class OptimizerState:
                         state[key] = value.to(parameter.device if on_device else "cpu")
 
     def park(self) -> None:
-        """Move the state's tensors to host memory, except for scalars such as step counts."""
+        """Start to move the state's tensors, except for scalars such as step counts, to host memory."""
         self._move(to_host)
 
     def fetch(self, device: torch.device) -> None:
-        """Move the state's tensors back to the parameters' device."""
+        """Move the state's tensors, except for scalars, back to the parameters' device."""
         self._move(lambda tensor: tensor.to(device))
 
     def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
@@ -324,7 +324,7 @@ class OptimizerState:
                     state[key] = moved(value)
 
     def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
-        """Set numbers as `scalars` returns them; ignore numbers of parameters that this optimizer does not have."""
+        """Set the state's and the groups' numbers, named as in `scalars`; ignore numbers of unknown parameters."""
         for slot, key, value in self._own(scalars):
             if not key.startswith(MARK):
                 self._state.setdefault(self._by_name[slot].parameter, {})[key] = value

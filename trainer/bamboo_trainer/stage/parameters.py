@@ -1,14 +1,14 @@
-"""A stage's parameters as views of one flat buffer, so that its gradient is sent and reduced as one tensor.
+"""A stage's parameters in a flat layout: their gradients are one tensor, sent and reduced in a few large pieces.
 
 After each parameter's gradient comes its mark: more than zero if a backward of the step has reached the parameter. The
-optimizer skips parameters without a mark, just as it skips a parameter whose `grad` is None in plain PyTorch. The mark
-is part of the gradient, so it is summed, sent, logged and repeated with it. So are the sums of norms' running
+optimizer skips parameters whose mark is zero, just as it skips a parameter whose `grad` is None in plain PyTorch. The
+mark is part of the gradient, so it is summed, sent, logged and repeated with it. So are the sums of norms' running
 statistics, which follow a layer's parameters.
 
-The first stage's gradient, if large, is divided into buckets of consecutive layers (`Bucket`). The last microbatch's
-backward finishes one bucket after the other; its forward is cut where buckets begin, as between stages. The inputs of a
-bucket's first layer are leaves, so the backward of the bucket ends there, and the backward of the next bucket starts
-with the leaves' gradients. As between stages, the cuts change no bit.
+The first stage's gradient, if large, is divided into buckets (`Bucket`), mostly of consecutive layers. With several
+pipelines, the last microbatch's backward may run bucket by bucket. Its forward is then cut where buckets begin, as
+between stages: the inputs of a bucket's first layer are leaves, so the backward of the bucket ends there, and the
+backward of the next bucket starts with the leaves' gradients. As between stages, the cuts change no bit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -116,7 +116,7 @@ NormSums = Sequence[tuple[NormPlace, Tensor]]
 def norm_sums(
     norms: Sequence[NormPlace], captured: Sequence[tuple[nn.Module, NormSumsParts]], following: int
 ) -> NormSums:
-    """Return the sums that a forward adds to norms' running statistics. following: number of later microbatches.
+    """Return a microbatch's part of the sums for norms' running statistics. following: number of later microbatches.
 
     Raises TaskError for a captured norm that is not in `norms`.
     """
@@ -151,7 +151,7 @@ class Slot:
 
     @property
     def mark(self) -> int:
-        """The index of the parameter's mark in the flat gradient (more than zero: a backward has reached it)."""
+        """The index of the parameter's mark in the flat gradient. The mark of an unused parameter is zero."""
         return self.offset + self.parameter.numel()
 
     @property
@@ -161,7 +161,7 @@ class Slot:
 
     def of(self, flat: Tensor) -> Tensor:
         """Return a view of the parameter's place in a flat contiguous tensor, in the parameter's shape. A single
-        operation creates it, because each backward needs many such views.
+        operation creates it, because binding a gradient needs many such views.
         """
         shape = self.parameter.shape
         return flat.as_strided(shape, contiguous_strides(shape), flat.storage_offset() + self.offset)
@@ -180,7 +180,7 @@ class TiedUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedSegment:
-    """A tied group that several layers use, on this stage or others.
+    """A trained tied group of this stage that several layers use, perhaps also layers of other stages.
 
     Each layer's use has its own gradient. These gradients are summed in layer order, so that the sum does not depend on
     the split. offset, size: the place of the sum, with its mark, in this stage's final gradient, in elements. uses: on
@@ -197,7 +197,7 @@ class TiedSegment:
         return frozenset(use.stage for use in self.uses)
 
     def places(self, stage: int) -> list[slice]:
-        """Return the ranges of this stage's flat gradient for the uses by its own layers, in layer order."""
+        """Return the ranges of this stage's flat gradient for its own layers' uses, in order. stage: its number."""
         offsets = [use.offset for use in self.uses if use.stage == stage and use.offset is not None]
         return [slice(offset, offset + self.size) for offset in offsets]
 
@@ -205,7 +205,7 @@ class TiedSegment:
 def tied_segments(
     parameters: "FlatParameters", groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
 ) -> tuple[TiedSegment, ...]:
-    """Return a stage's tied groups that several layers use, sorted by group number. groups: from `tied_groups`."""
+    """Return a stage's trained tied groups that several layers use, by group number. groups: from `tied_groups`."""
     layers: dict[int, set[int]] = {}
     for name, (group, _) in groups.items():
         layers.setdefault(group, set()).add(int(name.partition(".")[0]))
@@ -231,13 +231,13 @@ class FlatParameters:
     dtype: the type of `flat`, to which parameters are rounded. Norms' parameters stay in fp32, and outside of `flat` if
     `dtype` is another type. Backwards add all gradients up in fp32.
 
-    A tied parameter has one place in `flat`. Each layer that uses it has a parameter of its own, with the same memory,
-    and a place of its own in the gradient: the first layer has the slot's place, other layers places after all slots.
-    So a gradient has `gradient_size` elements until the layers' gradients are summed (`TiedSegment`), then `size`.
+    A trained tied parameter has one slot. Each layer that uses it has a parameter of its own, with the same memory, and
+    a place of its own in the gradient: the stage's first such layer has the slot's place, others places after all
+    slots. So a gradient has `gradient_size` elements until the layers' are summed (`TiedSegment`), then `size`.
 
     layers: by number; moved to the device. shared: the tied parameters' group and name, by id, from `ties.tie`. uses:
-    by tied group and layer, the offset of that layer's gradient, in elements. norms: norms with running statistics,
-    which forwards leave unchanged from now on. buckets: the gradient's buckets.
+    by tied group and layer, the offset of that layer's gradient, in elements. norms: norms whose running
+    statistics forwards leave unchanged from now on. buckets: the gradient's buckets.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class FlatParameters:
         return [place for place in places if place is not None]
 
     def add_to(self, gradient: Tensor, places: Sequence[Tensor]) -> None:
-        """Add the gradients since `release` to `gradient`, mark their parameters; unbind. places: from `release`."""
+        """Add gradients since `release` to `gradient`, mark their parameters, and unbind. places: from `release`."""
         own = [place.parameter.grad for place in self._places]
         reached = [number for number, grad in enumerate(own) if grad is not None]
         dense = [grad.to_dense() if grad.is_sparse else grad for grad in own if grad is not None]
@@ -359,7 +359,7 @@ class FlatParameters:
         self.unbind()
 
     def bind_final(self, gradient: Tensor, used: Sequence[bool] | None = None) -> None:
-        """Set each parameter's `grad` to its part of the final gradient, [size], in the parameter's dtype.
+        """Set the `grad` of each slot's parameter to its part of the final gradient, [size], in the parameter's dtype.
 
         used: by slot; an unused parameter's `grad` becomes None. Without `used`, all parameters count as used.
         """
@@ -371,7 +371,7 @@ class FlatParameters:
             slot.parameter.grad = slot.of(gradient).to(dtype) if used is None or used[number] else None
 
     def mark(self, gradient: Tensor, marked: set[int]) -> None:
-        """Mark the parameters that backwards reached since the last call. marked: numbers of marked ones; updated."""
+        """Mark newly reached parameters in `gradient`. marked: numbers of those marked there already; updated."""
         new = sorted(self._reached.keys() - marked)
         self._reached.clear()
         if new:  # selecting marks takes longer than writing them
@@ -398,7 +398,7 @@ class FlatParameters:
         yield from ((f"parameter:{slot.name}", parameter) for slot, _, parameter in self._others)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all tensors of the layers, not copied, by name and in fixed order."""
+        """Yield the slots' parameters and the constants, not copied, by name and in fixed order."""
         for slot in self.slots:
             yield f"parameter:{slot.name}", slot.parameter
         for name, constant in self.constants.items():

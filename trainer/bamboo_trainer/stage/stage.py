@@ -1,7 +1,7 @@
 """The computations of one stage: forwards, backwards and weight gradients of its microbatches, and evaluations.
 
-A `Stage` knows no peers, no schedule, no clock. Every result is a pure function of (task, seed, version, step,
-microbatch): an owner, its shadow and a later replay get the same bits.
+A `Stage` knows no peers and no schedule. In a job with `training.deterministic`, an owner, its shadow and a later
+repetition must get the same bits from the same state, step, microbatch and received tensors.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,15 +30,15 @@ from bamboo_trainer.training import TrainingConfig
 
 
 class Stage:
-    """The forwards, backwards and evaluations of one stage, which do not change its `values`.
+    """The forwards, backwards and evaluations of one stage, which leave the state in `values` unchanged.
 
-    Outputs are all tensors of the last layer's result. An output requires a gradient if autograd derives it from a
-    trained parameter. Gradients belong to the floating-point tensors only, in order: None for a tensor that needs none,
-    or on which the loss does not depend, since zeros would mark the parameters before it as used. Saved contexts keep
-    the inputs without a copy: reuse a pooled buffer only after the microbatch's backward.
+    Outputs are all tensors of the last layer's result; the last stage returns none. Outputs of `forward` are detached,
+    but keep `requires_grad`. Gradients belong to the floating-point tensors only, in order: None for a tensor that
+    needs none, or on which the loss does not depend, since zeros would mark the parameters before it as used. Until all
+    gradients of a microbatch are computed, do not write to its inputs: saved contexts may hold them without a copy.
 
-    has_run: a forward was run. as_built: the modules' attributes as built; None for compiled modules, whose code is
-    specialized on them.
+    has_run: `checked` has run a forward. as_built: the modules' plain attributes as built; None if the job compiles
+    layers, since compiled code is specialized on these attributes.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Stage:
         self.as_built = None if values.config.compile else AsBuilt(values.layers)
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
-        """Return new, empty work on a step's microbatches. bounds: see `GradientSum`. bucketwise: the last microbatch's
-        `backward` runs only the first bucket, and each `backward_rest` the next one.
+        """Return new, empty work on a step's microbatches. bounds: see `GradientSum`. bucketwise: if there are several
+        buckets, `forward` cuts the last microbatch; its `backward` runs a first part, each `backward_rest` the next.
         """
         self._forwards.expect(self.values.version, microbatches)
         values = self.values
@@ -72,14 +72,14 @@ class Stage:
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         """Run a forward; return detached outputs, or () on the last stage. inputs: None on stage 0, which loads data.
 
-        Repeating it for a microbatch gives the same bits and replaces the saved context.
+        A repetition for the same microbatch replaces the saved context.
         """
         return self.complete(
             work, self.checked(partial(self._run, step, microbatch, inputs, microbatch == work.bucketwise))
         )
 
     def checked(self, run: Callable[[], Forwarding]) -> Forwarding:
-        """Run a forward. Raises TaskError if the first one changes buffers, adds parameters or uses other modules'."""
+        """Run a forward. Raises TaskError if the first one changes buffers, makes parameters or uses foreign ones."""
         if self.has_run:
             return run()
         layers = self.values.layers
@@ -113,7 +113,7 @@ class Stage:
     def complete(self, work: Work, forwarding: Forwarding) -> Parts:
         """Keep a finished forward for the backward; return the detached outputs, or () on the last stage.
 
-        Outputs that share memory with a parameter are copied, as the optimizer must not change sent or logged tensors.
+        Outputs in the memory of a parameter or buffer are copied, as no update may change sent or logged tensors.
         """
         assert forwarding.done
         if captured := forwarding.capture.contributed:
@@ -130,7 +130,7 @@ class Stage:
         return tuple([(p.clone() if holds(p) else p).requires_grad_(need) for need, p in pairs])
 
     def draws(self) -> dict[int, Draws]:
-        """Return, for each layer, an empty record of the generators that its forwards use without seeding them."""
+        """Return an empty `Draws` for each layer, to record the random number generators that its forwards use."""
         return {layer: Draws(self._reader.quiet) for layer in self.values.layers}
 
     @property
@@ -139,7 +139,7 @@ class Stage:
         return self.values.device.type != "cpu"
 
     def wait(self) -> None:
-        """Wait for the work started on the device."""
+        """Wait until the device's computing stream has done the work started so far."""
         wait_for(self.values.device)
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
@@ -154,16 +154,16 @@ class Stage:
         return self._copies.mark()
 
     def mark_inputs(self) -> None:
-        """Put a mark behind the next inputs brought to the device, so that measured times include no wait for them."""
+        """Let the next `bring` put a mark behind its tensors: times measured from there include no wait for them."""
         self._marks_inputs, self._entry = True, None
 
     def take_entry(self) -> QueueMark | None:
-        """Return and forget the mark behind the inputs brought since `mark_inputs`; None if none were brought."""
+        """Return and forget the mark that `mark_inputs` has requested; None if nothing was brought since."""
         entry, self._marks_inputs, self._entry = self._entry, False, None
         return entry
 
     def expect(self, coming: Iterable[tuple[int, int]]) -> None:
-        """Prefetch the batches of coming forwards, if this stage reads data. coming: (step, microbatch), in order."""
+        """Let the reader prefetch for coming forwards if this stage reads data. coming: (step, microbatch) in order."""
         if self.values.index == 0 or self.values.last:
             self._reader.expect(self.values.index, coming)
 
@@ -182,17 +182,17 @@ class Stage:
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Gradients | None, *, postpone: bool = False
     ) -> Gradients:
-        """Run a backward, which uses up the saved context. Add the parameters' gradients to their sum; return the
-        gradients of the floating-point inputs, () on stage 0.
+        """Run a backward or, if bucketwise, its first part; use up the saved context. Add the parameters' gradients to
+        their sum unless postponed; return the gradients of the floating-point inputs, () on stage 0.
 
-        gradients: of the floating-point outputs; None on the last stage, which starts from a mean loss / microbatches,
-        or a summed loss. postpone: leave the weight gradients to `weight_gradients`, if they can be separated.
+        gradients: of the floating-point outputs; None on the last stage, which starts from its loss. postpone: leave
+        the weight gradients to `weight_gradients`, if they can be separated.
         """
         assert (gradients is None) == self.values.last
         return self._backwards.run(work, step, microbatch, gradients, postpone=postpone)
 
     def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
-        """Run the next part of a backward that goes bucket by bucket; do nothing if no such part is left."""
+        """Run the next part of a bucketwise backward (see `begin`); do nothing if no part is left."""
         self._backwards.next_part(work, step, microbatch)
 
     def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:

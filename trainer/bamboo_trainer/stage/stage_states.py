@@ -15,17 +15,17 @@ from bamboo_trainer.stage.values import StageValues
 
 
 class StageBuilder(Protocol):
-    """A builder of stages in the state before the first step."""
+    """A builder of a job's stages."""
 
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
-        """Build a stage. stages: all stages' layers, half-open. begins: training starts with the values as built."""
+        """Build a stage. stages: all stages' layers, half-open ranges. begins: training starts with its values."""
 
 
 def first_states(plan: Plan, worker: WorkerId) -> list[int]:
     """Return the stages whose states a worker builds or restores when it obeys its first plan of an origin.
 
-    If the first plan that a worker obeys gives it a cell, the worker has owned that cell since the plan's origin. Under
-    later plans of that origin, owners send the states that the worker replicates.
+    With the origin's own plan, these are the stages that the worker owns or replicates. With a later plan, they are
+    the stages that it owns, as it has done since the origin; owners send it the states that it replicates.
     """
     owned = {cell.stage for cell in plan.owned_by(worker)}
     replicated = {cell.stage for cell in plan.replicated_by(worker)}
@@ -33,7 +33,7 @@ def first_states(plan: Plan, worker: WorkerId) -> list[int]:
 
 
 def _helps(plan: Plan, worker: WorkerId, devices: int) -> bool:
-    """Return whether a worker runs more cells than it has devices, or a portion of a cell."""
+    """Return whether a worker owns more cells than it has devices, or runs a portion of a cell."""
     portions = (portion for cell in plan.cells() for portion in plan.at(cell).portions)
     return len(plan.owned_by(worker)) > devices or any(portion.worker == worker for portion in portions)
 
@@ -42,9 +42,9 @@ def _helps(plan: Plan, worker: WorkerId, devices: int) -> bool:
 class StageState:
     """One stage's state on this worker.
 
-    stage: None while the state is on its way. owned: this worker runs the stage, and is not only a replica. staying: at
-    least one cell for which this worker holds the state is in a pipeline that the job keeps. final: final gradients
-    that are not applied yet, by step.
+    stage: None while the state is on its way. owned: this worker owns a cell of the stage, and is not only a replica.
+    staying: at least one cell for which this worker holds the state is in a pipeline of the plan's target layout.
+    final: final gradients that are not applied yet, by step.
     """
 
     stage: Stage | None
@@ -65,15 +65,15 @@ class StageStates:
     """
 
     def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
-        """Hold no states yet; `take_roles` adds them. on_host: keep replicas' optimizer states in host memory.
-        begun: by number, the stages with whose states this worker begins.
+        """Create the object without states, which `take_roles` adds. on_host: keep replicas' optimizer states in host
+        memory. begun: the stages that this worker has built or restored to begin with, by number.
         """
         self._builder, self._on_host, self._begun = builder, on_host, dict(begun)
         self._helps = False
         self.by_stage: dict[int, StageState] = {}
 
     def take_roles(self, plan: Plan, worker: WorkerId) -> None:
-        """Hold the states of the stages that this worker owns or replicates under a new plan, and drop all others."""
+        """Keep or add an entry for each stage that this worker owns or replicates under a new plan; drop all others."""
         owned = {c.stage for c in plan.owned_by(worker)}
         replicated = {c.stage for c in plan.replicated_by(worker)}
         held = (c for c in plan.cells() if worker in plan.at(c).holders)
@@ -92,10 +92,10 @@ class StageStates:
             self.by_stage[index].staying = index in staying
 
     def _give(self, state: StageState, owned: bool) -> None:
-        """Record whether this worker runs a stage, and set where its optimizer's state waits between steps.
+        """Record whether this worker owns a cell of a stage, and set where its optimizer's state waits between steps.
 
-        A replica's state waits on the host if `on_host`, an owned stage's on the device. While this worker runs more
-        cells than devices, or a portion, an owned stage's stays in place, or moves to the host if the device is full.
+        A replica's state waits on the host if `on_host`, an owned stage's on the device. If the worker owns more cells
+        than it has devices, or runs a portion, an owned stage's stays in place, or moves to the host for lack of room.
         """
         state.owned = owned
         if state.stage is None:
@@ -151,7 +151,7 @@ class StageStates:
     # final gradients
 
     def keep_final(self, index: int, step: int, final: Tensor) -> bool:
-        """Keep a step's final gradient and return True; return False if it was kept or applied before."""
+        """Keep a step's final gradient and return True; return False if it is kept, or the state is past the step."""
         state = self.by_stage[index]
         if step < state.version or step in state.final:
             return False
@@ -165,20 +165,20 @@ class StageStates:
         return index in self.by_stage and step in self.by_stage[index].final
 
     def final_steps(self, index: int) -> list[int]:
-        """Return, in order, the steps whose final gradients are here and not applied, perhaps from a former owner."""
+        """Return, in order, the steps whose final gradients for a stage are here and not applied yet."""
         return sorted(self.by_stage[index].final)
 
     def secured(self, index: int) -> int:
-        """Return the version that a state can reach alone: the next one if its final gradient is here, else its own."""
+        """Return a stage's version, plus 1 if the final gradient that leads to the next version is here."""
         state = self.by_stage[index]
         return state.version + (state.version in state.final)
 
     def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
-        """Return a stage whose committed step can be applied, or None. owned: consider only stages that run here.
+        """Return a stage to which a step of `committed` can be applied, or None. owned: consider only owned stages.
 
-        ran: stages that ran their step here, so the log has the frames that they sent. Any other stage waits until each
-        `staying` stage at its version has its final gradient: stages lost together can only be repeated together, by a
-        worker that has all of them at the same version.
+        ran: stages that ran their step here, so the log has the frames that they sent. Any other stage waits until all
+        `staying` stages at the same version have their final gradients: stages lost together can only be repeated
+        together, by a worker that has all of them at the same version.
         """
         for index, state in self.by_stage.items():
             ready = state.version in committed and state.version in state.final and (state.owned or not owned)
@@ -191,7 +191,7 @@ class StageStates:
         return all(version in state.final for state in level)
 
     def allow_commit(self, step: int) -> None:
-        """Raise TaskError if a stage that runs here forbids the step's commit; see `StageValues.allow_commit`."""
+        """Raise TaskError if an owned stage at this step forbids its commit; see `StageValues.allow_commit`."""
         for state in self.by_stage.values():
             if state.owned and state.stage and state.version == step:
                 state.stage.values.allow_commit()
@@ -211,7 +211,7 @@ class StageStates:
     # states of other workers
 
     def restore(self, index: int, stages: Sequence[tuple[int, int]], layers: Mapping[int, LayerState]) -> None:
-        """Replace a stage's state by another worker's newer one; first build the stage if it is not here."""
+        """Restore a stage, built first if it is not here, to another worker's state; drop older final gradients."""
         state = self.by_stage[index]
         state.stage = state.stage or self._builder.stage(index, stages)
         state.stage.values.restore(layers)

@@ -1,11 +1,11 @@
 """A stage's parameters, buffers and optimizer state at one version, and the change to another version.
 
-`StageValues` knows no forward, no backward, no peer and no clock. The next version is a pure function of this one, the
-step's final gradient and its commit, so an owner and its replicas compute the same bits.
+`StageValues` knows no forward, no backward, no peer and no clock. The next version must be a pure function of this one,
+the step's final gradient and its commit, so that an owner and its replicas compute the same bits.
 
 `FiniteState` checks the numbers that an optimizer's step leaves: parameters after each step, the optimizer's state when
-it is saved or sent, which reads all of it anyway. Without the check, a NaN or infinity would show only in the next
-step's loss, as if that step had caused it; after the last step it would not show at all.
+it is copied, sent or digested, which reads all of it anyway. Without the check, a NaN could first show in the loss of a
+later step, as if that step had caused it. After a step with a gradient that is not finite, nothing is checked.
 """
 
 import math
@@ -41,10 +41,10 @@ _WIDER: Final = frozenset({torch.float16, torch.bfloat16})  # types whose norm i
 
 
 class FiniteState:
-    """The check that a stage's state is finite. On an asynchronous device only `confirm` waits for a step's result.
+    """The check that a stage's state is finite. Asynchronous copies let `look` return before a step's result is here.
 
-    Neither trained parameters nor the optimizer's state may have NaN. A parameter may be infinite if it was so when
-    built, like a mask; the optimizer's state always may, such as a bound not reached yet. Buffers are not checked.
+    Neither trained parameters nor the optimizer's state may have NaN. A parameter may have infinities if it had some
+    when built, like a mask; the optimizer's state always may. Buffers and frozen parameters are not checked.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FiniteState:
         self._excused = False
 
     def look(self, step: int) -> None:
-        """Start to check the parameters after a step. Raises TaskError if the check ends at once and fails."""
+        """Start to check the parameters after a step, unless excused; raise TaskError if the check fails at once."""
         if self._excused:
             return
         tensors = [s.parameter.detach() for s in self._parameters.slots if s.name not in self._infinite]
@@ -81,7 +81,7 @@ class FiniteState:
             self._name_parameter(step)
 
     def gradient_was_not(self) -> None:
-        """Skip further checks until `forget`: the newest step's gradient was not finite, which is reported instead."""
+        """Excuse the state from checks until `forget`: a step's gradient was not finite, which is reported instead."""
         self._excused = True
 
     def forget(self) -> None:
@@ -102,7 +102,7 @@ class FiniteState:
                     raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version}")
 
     def _name_parameter(self, step: int) -> None:
-        """Raise TaskError if a parameter has NaN or a new infinity; an infinite norm alone may be an overflow."""
+        """Raise TaskError for a parameter with NaN or a forbidden infinity; its norm may overflow without either."""
         for slot in self._parameters.slots:
             values = slot.parameter.detach()
             wrong = torch.isnan(values).any() if slot.name in self._infinite else not _all_finite(values)
@@ -118,7 +118,7 @@ class FiniteState:
 
 
 def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all tensors have finite norms. They may be on several devices, such as step counts on the host."""
+    """Return whether all tensors' norms are finite. Tensors may be on several devices, as step counts on the host."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device, []).append(tensor)
@@ -202,9 +202,9 @@ class StageValues:
     def apply(self, gradient: Tensor, norm: float, *, scale: float = 1.0, tries: bool = False) -> None:
         """Take one optimizer step with the final gradient, [size], and add its sums to norms' running statistics.
 
-        The gradient is not modified. norm: the global gradient's, for clipping. scale: multiplies the gradient. tries:
-        compare with a rebuilt optimizer; raises NotDeterministic if its bits differ. Raises TaskError.
-        A parameter that no microbatch has used, or that a decision has frozen, keeps its value and optimizer state.
+        norm: the global gradient's, for clipping. scale: multiplies the gradient; an optimizer that may write to
+        gradients gets a copy. tries: compare with a rebuilt optimizer, if possible; raises NotDeterministic if its bits
+        differ. Raises TaskError. A parameter that is unused, or frozen by a decision, gets no gradient (None).
         """
         forget_casts()  # an update needs no casts and no sums, and may need their memory
         self.parameters.unbind()
@@ -253,7 +253,7 @@ class StageValues:
 
     def allow_commit(self) -> None:
         """Raise TaskError if the step at this version must not be committed: its learning rate or another schedule's
-        value is invalid, or the step before left parameters that are not finite.
+        value is invalid, or the check of the parameters after the newest step (`FiniteState`) fails.
         """
         self._scheduled.settings(self.version)
         self._finite.confirm()
@@ -298,8 +298,8 @@ class StageValues:
         self.optimizer.obey(common)
 
     def _begin_with(self, common: CommonState) -> None:
-        """Set the common state (`CommonState`), without parts that the job's settings do not use. Missing parts get
-        their first values, as does the course of evaluations if the job's metric differs.
+        """Set the common state (`CommonState`), without parts that the job does not use. Missing parts get their first
+        values, as does the course of evaluations if the job's metric or its goal differs. Raises TaskError.
         """
         config = self.config
         metric = f"{config.early.goal} {config.early.metric}" if config.early else ""
@@ -328,13 +328,13 @@ class StageValues:
         """Return copies of these layers' states, by number; by default, of the stage's own layers. For a layer of
         another stage, copy only tied parameters that this stage also has, and their optimizer state. Raises TaskError.
 
-        shown: include the names of all entries of the layers' state_dict, and the values of entries outside the
-        training state, so that a reader can rebuild the state_dict.
+        shown: for own layers, include the names of all entries of the state_dict, and the values of entries outside
+        the training state, so that a reader can rebuild the state_dict.
         """
         return self._taken(self.layers if only is None else only, shown=shown)
 
     def late_copies(self, only: Collection[int]) -> LateCopies:
-        """Return copies of these layers' states, which the caller completes before the next step. Raises TaskError."""
+        """Return copies of these layers' states; complete them before the state changes. Raises TaskError."""
         return LateCopies(self._taken(only, late=LateCopies.KINDS))
 
     def _taken(
@@ -349,7 +349,7 @@ class StageValues:
         return layer_state.needed(self.layers, self.parameters)
 
     def restore(self, states: Mapping[int, LayerState]) -> None:
-        """Restore values from layers' states of any split. Raises ValueError, with no change, if these do not fit."""
+        """Restore values from layers' states of any split. Raises ValueError, before any change, if they do not fit."""
         self.version = layer_state.restore(self.layers, self.parameters, self.optimizer, states)
         self._begin_with(states[self.first].common)
         self._finite.forget()
@@ -373,8 +373,8 @@ class StageValues:
         return checksums.digest(self.parameters, self.optimizer, trained | frozen)
 
     def checksums(self) -> dict[str, int]:
-        """Return a 64-bit checksum of each tensor, or of each layer if tensors exceed MOST_SUMS, and of the optimizer's
-        numbers, by name for messages. All holders get equal ones. Raises TaskError if a constant has changed.
+        """Return a 64-bit checksum of each tensor (of each layer if there are more than MOST_SUMS tensors) and of the
+        optimizer's numbers, by name for messages. Equal states have equal ones. Raises TaskError if a constant changed.
         """
         self._constants.check(bits=True)
         sums = checksums.checksums(self.parameters, self.optimizer)

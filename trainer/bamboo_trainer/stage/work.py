@@ -41,7 +41,7 @@ class Unread(NamedTuple):
 
 
 def edge_of(output: Tensor) -> GradientEdge | None:
-    """Return the graph edge where an output's backward begins; the edge keeps no values. None if there is no graph."""
+    """Return the graph edge where an output's backward begins; None if the output requires no gradient."""
     return get_gradient_edge(output) if output.requires_grad else None
 
 
@@ -66,9 +66,9 @@ class Work:
     evaluated: dict[int, dict[str, Sum]] = field(default_factory=dict)  # of a last stage: by batch and metric
 
     def complete(self, forwarding: Forwarding, *, last: bool) -> None:
-        """Keep a forward's results for the backward and the step's report. last: its one output is the loss.
+        """Keep a forward's results for the backward and the step's report. last: if so, the one output is the loss.
 
-        Raises TaskError if the step's losses are means for some microbatches and sums for others.
+        Raises TaskError if this work's losses are means for some microbatches and sums for others.
         """
         m, added = forwarding.microbatch, forwarding.capture.losses
         outputs = [part for part in forwarding.parts if part.is_floating_point()]
@@ -104,7 +104,7 @@ class Work:
         self.unread = {}
 
     def received(self, frame: Frame | None) -> Gradients | None:
-        """Return the gradients in the next stage's frame; None without one. Keep the weight of the loss, if any."""
+        """Return the gradients in the next stage's frame; None without a frame. Keep the loss's weight, if any."""
         if frame is not None and frame.payload is not None and frame.payload.weight is not None:
             self.weights[frame.address.microbatch] = frame.payload.weight
         return frame.gradients if frame else None
@@ -146,8 +146,8 @@ T = TypeVar("T")
 
 
 def packed_work(work: Work, microbatches: Range, nodes: Sequence[tuple[SumNode, Tensor]]) -> tuple[PartialSum, Parts]:
-    """Return a frame's payload and tensors with the results of a half-open range of finished microbatches. nodes: the
-    sums of their gradient groups, by node of the summation tree; these sums become the tensors.
+    """Return a frame's payload and tensors with the results of a half-open range of finished microbatches. nodes: nodes
+    of the summation tree that cover their gradients, each with its sum; the sums become the tensors.
     """
     work.read(work.figures())
     payload = PartialSum(
@@ -165,7 +165,7 @@ def _of(by_microbatch: Mapping[int, T], microbatches: Range) -> dict[int, T]:
 
 
 def resume(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
-    """Add the results of a half-open range of microbatches, packed by `packed_work`; continue this work after it."""
+    """Add the results of a half-open range of microbatches (`packed_work`); the work continues after this range."""
     work.gradients.resume(microbatches, tensors)
     work.losses |= payload.losses
     work.weights |= payload.weights

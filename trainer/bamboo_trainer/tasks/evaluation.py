@@ -1,9 +1,9 @@
 """A task's evaluations, metrics and decisions: calls with checked results, and a trial before a job runs.
 
 Each batch gives a metric's sum and weight. The metric of a state is the total of the sums divided by the total of the
-weights, exactly rounded, so it depends neither on the grid nor on which worker computed which batch.
+weights. Both totals are exactly rounded, so it does not matter which worker computed which batch.
 
-Before a job runs, the trial (`try_measurements`) reports mistakes that would end the job at its first step or first
+The trial in the check of a job (`try_measurements`) reports mistakes that would end the job at its first step or first
 evaluation. It runs the layers forward, without data if possible (see `inspection`). Metrics get the last layer's
 outputs, or zeros of their form if they have no data; an error then counts only if it also occurs with data.
 """
@@ -146,7 +146,7 @@ _LARGEST: Final = 2**53  # absolute value of a whole number in a decision's memo
 
 
 def next_decided(task: Task, before: Decided | None, done: Committed) -> Decided | None:
-    """Call the task's decisions after a step; return them combined, None without decisions. before: last result."""
+    """Call the task's decisions; return their combined result, or None if there are none. before: the last result."""
     if not task.decisions:
         return None
     memories = before.memory if before else {}

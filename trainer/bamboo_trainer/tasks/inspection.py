@@ -1,9 +1,9 @@
-"""Inspection of a task before training: layers run without data, their costs, and checks for forbidden behavior.
+"""Inspection of a task: layers run without data, their costs, and checks for forbidden behavior.
 
-`look` walks along a task's layers, each on the outputs of the one before, to find their costs, sizes and forms. The
-layers run on tensors without data (torch's FakeTensorMode), which takes no memory and hardly any time, however large
-they are. They run in a child process: in this one, a table that a layer's code puts into a cache would stay there
-without data. If a layer fails without data, as when its control flow depends on values, all run with data, on the CPU.
+`look` walks along a task's layers, each on the outputs of the one before, for example to find their costs. The
+layers run on tensors without data (torch's FakeTensorMode), which usually takes hardly any memory or time, however
+large they are. They run in a child process: in this one, a table that a layer's code caches would stay without data.
+If a layer fails without data, as when its control flow depends on values, all run with data in this process.
 """
 
 import logging
@@ -45,9 +45,9 @@ T = TypeVar("T")
 
 
 def from_child(items: Iterator[T]) -> tuple[list[T], str]:
-    """Run an iterator in a forked process; return its items, and the reason why it ended early, or "".
+    """Run an iterator in a forked process; return its items, and the reason if it did not reach its end, else "".
 
-    The result includes all items that the process sent before it failed or ended.
+    The result includes all items that the process sent before it failed, ended or fell silent.
     """
     reading, writing = _FORK.Pipe(duplex=False)
     child = _FORK.Process(target=_send, args=(os.getpid(), items, writing))
@@ -88,7 +88,7 @@ _DRAWS: Final = (Tensor.normal_, Tensor.uniform_)
 
 
 class NoValues(TorchFunctionMode):
-    """A mode that skips the initialization of parameters, so that the system need not allocate their memory."""
+    """A mode that skips torch's usual initializations, so that the system need not allocate the tensors' memory."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _DRAWS or getattr(func, "__module__", "") == nn.init.__name__:
@@ -97,8 +97,8 @@ class NoValues(TorchFunctionMode):
 
 
 def values_wanted() -> bool:
-    """Return whether layers need values: False while a layer is built only for inspection, when a factory may skip
-    reading files.
+    """Return whether layers need values: False while a layer is built without data, when a factory may skip reading
+    files.
     """
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if any(isinstance(mode, NoValues) for mode in modes):
@@ -108,9 +108,9 @@ def values_wanted() -> bool:
 
 @contextmanager
 def failing_quietly() -> Iterator[None]:
-    """Silence torch's log of errors while layers are tried without data.
+    """Silence torch's log of errors with tensors without data (fake tensors) in this context.
 
-    A traceback there would look like an error of the job, although layers that fail without data are run with data.
+    A traceback there would look like an error of the job, although Bamboo can go on without such a run.
     """
     torchs = logging.getLogger(FakeTensorMode.__module__)
     level = torchs.level
@@ -165,7 +165,7 @@ class Walk:
 
 
 def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
-    """Visit every layer, without data if possible; return the findings. inputs: the first layer's. Raises TaskError."""
+    """Visit every layer, without data if possible; return the findings. Raises like `visit`. inputs: the first's."""
     layers = range(len(task.layers))
     seen, problem = look_without_data(task, inputs, visit, layers)
     if not problem:
@@ -176,7 +176,7 @@ def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
 
 
 def look_without_data(task: Task, inputs: Any, visit: Visit[T], layers: range) -> tuple[list[T], str]:
-    """Return findings for these layers up to the first that fails without data, and the error; "" if none fails.
+    """Return findings for these layers up to the first that fails without data, and the problem; "" if there is none.
 
     inputs: the inputs of the first of these layers, with data.
     """
@@ -224,7 +224,7 @@ def split_costs(task: Task, spec: JobSpec) -> tuple[float, ...]:
 def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
     """Return each layer's operations in one microbatch's forward and backward, at least 1, or the task's own costs.
 
-    All workers compute equal costs. Raises TaskError if a layer cannot run at all, or the task's costs are invalid.
+    Operations include memory traffic, converted. Raises TaskError if a layer cannot run, or the costs are invalid.
     """
     if task.costs is not None:
         return stated_costs(task, task.costs)
@@ -259,7 +259,7 @@ class Draws:
     """The random number generators (Python's, numpy's) from which several runs of a layer have drawn.
 
     A generator counts even if its numbers make no difference in these runs, as for a layer that is skipped one time in
-    ten. quiet: keeps other threads from drawing from numpy's generator, which all threads share.
+    ten. quiet: makes a context in which no other thread reads data, as all threads share numpy's generator.
     """
 
     quiet: Callable[[], AbstractContextManager[None]]
@@ -267,7 +267,7 @@ class Draws:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Record the generators from which this thread draws in this context; under a profiler, only numpy's."""
+        """Record numpy's generator if its state changes; unless profiled, Python's if this thread draws unseeded."""
         generators: set[str] = set()
         seeded = False
 
@@ -293,8 +293,8 @@ class Draws:
             self.runs.append(generators)
 
     def each_time(self) -> str:
-        """Return the names of the generators that every run drew from, joined by "and"; "" if there is none. numpy's
-        does not count if each run seeds it: its state then stays the same from the second run on.
+        """Return the names of the generators recorded in every run, joined by "and"; "" if there is none. A run that
+        leaves numpy's state unchanged, as by seeding it like the run just before it, does not record numpy's.
         """
         return " and ".join(sorted(set.intersection(*self.runs))) if self.runs else ""
 
@@ -315,7 +315,7 @@ MOST_VALUES: Final = 1 << 24  # in the outputs for two samples: the loss of larg
 
 
 def require_all_samples(task: Task, forms: Parts, targets: Parts) -> None:
-    """Raise TaskError if the loss depends only on the first or the last sample of a microbatch.
+    """Raise TaskError if the loss seems to depend only on the first or the last sample of a microbatch.
 
     The loss is computed from made-up outputs for two samples, in both orders of their targets. It is refused if it
     always follows one sample's outputs and never the other's. A loss that cannot be tried is accepted.

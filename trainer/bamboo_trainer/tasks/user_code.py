@@ -1,6 +1,6 @@
 """Calls into the user's task with checks: a mistake of the task raises TaskError with a message for the user.
 
-Running out of memory is no mistake of the task, and raises TaskOutOfMemory.
+A call that runs out of memory raises TaskOutOfMemory instead: this is no mistake of the task.
 """
 
 import inspect
@@ -30,9 +30,9 @@ _VERSION: Final = attrgetter("_version")
 
 
 def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManager[object] = _AS_IT_IS) -> nn.Module:
-    """Build one layer, with initial values that depend only on (seed, layer). Restore the CPU's random generator only.
+    """Build one layer, with torch's generators seeded from (seed, layer). Then restore the CPU's generator only.
 
-    within: a context for the factory. Raises TaskError, also for lazy modules, spectral_norm, non-fp32 parameters.
+    within: a context for the factory. Raises TaskError, also if Bamboo cannot train the layer, and TaskOutOfMemory.
     """
     with torch.random.fork_rng(devices=[]):
         _seed_all(pure_seed("init", seed, layer))
@@ -60,10 +60,10 @@ def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManage
 
 
 def _seed_all(seed: int) -> None:
-    """Seed the generators that a factory may draw from: all, or the CPU's alone if torch is built for no accelerator.
+    """Seed torch's generators: all of them, or the CPU's alone if torch is built for no accelerator.
 
-    `torch.manual_seed` records its caller, as text, for each possible accelerator, which takes longer than making a
-    small layer.
+    Without an accelerator, `torch.manual_seed` would record its call stack as text for several kinds of accelerators,
+    which takes longer than making a small layer.
     """
     if torch.accelerator.current_accelerator() is None:  # of this build of torch; no device is touched
         torch.default_generator.manual_seed(seed)
@@ -87,12 +87,12 @@ def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
 
 
 def call_layer(task_layer: nn.Module, given: Any) -> Any:
-    """Call the layer with the result of the layer before it."""
+    """Call a layer. given: its inputs, a tensor or a tuple of tensors (see `arguments`)."""
     return task_layer(*arguments(task_layer, given))
 
 
 def arguments(task_layer: nn.Module, given: Any) -> tuple[Any, ...]:
-    """Return the layer's arguments: the items of a tuple if the forward takes several arguments, else `given` alone."""
+    """Return a layer's arguments: a tuple's items if its `forward` takes several by position, else `given` alone."""
     if not isinstance(given, tuple):
         return (given,)
     takes_several = _TAKE_SEVERAL.get(task_layer)
@@ -123,9 +123,9 @@ def run_layer(
 ) -> Parts:
     """Run a user's layer forward and return its checked result, as contiguous tensors. parts: the layer's inputs.
 
-    call: called instead of `call_layer`. ends_stage: the layer is its stage's last, so its result's gradient comes
-    from outside the stage. Raises TaskError for any error of the layer, and if the layer writes to its inputs or
-    returns something that cannot be sent to another stage; TaskOutOfMemory if memory runs out.
+    call: called instead of `call_layer`. ends_stage: the layer is its stage's last; then its result gets no hooks (see
+    `_in_one_layout`). Raises TaskOutOfMemory if the layer runs out of memory; TaskError for its other errors, if torch
+    counts a write to its inputs, or if its result is not one or several real tensors that can be sent.
     """
     call, before = call or partial(call_layer, task_layer), _versions(parts)
     try:
@@ -155,8 +155,8 @@ def run_layer(
 
 
 def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
-    """Return a layer's result with a view for each part that is also an input, or occurs twice. Each use then has its
-    own gradient, as between stages; otherwise the order in which a stage sums them would depend on the split.
+    """Return a layer's result, with views in place of parts that need gradients and are also inputs or earlier parts.
+    Each use then has its own gradient, as between stages; else the order of the sums would depend on the split.
     """
     if len(parts) == len(result) == 1 and parts[0] is not result[0]:
         return result  # nearly always
@@ -168,8 +168,8 @@ def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
 
 
 def _in_one_layout(parts: Parts, *, hooked: bool, who: str) -> Parts:
-    """Return contiguous parts, like parts from another worker; if `hooked`, make their gradients contiguous, too. Bits
-    of sums and products may depend on strides, but must not depend on the split. who: the layer's name, for errors.
+    """Return contiguous parts, like parts from another worker; if `hooked`, let hooks make the gradients of non-leaf
+    parts contiguous, too. Bits may depend on strides, but must not depend on the split. who: the layer's name.
     """
     parts = tuple([part.contiguous() for part in parts])
     passed = [part for part in parts if part.requires_grad and not part.is_leaf] if hooked else []
@@ -180,11 +180,11 @@ def _in_one_layout(parts: Parts, *, hooked: bool, who: str) -> Parts:
 
 
 def _contiguous(number: int, count: int, without: set[int], compiled: str, gradient: Tensor | None) -> Tensor | None:
-    """Return the contiguous gradient of a part of a layer's result; None if the next layer takes the part detached.
+    """Return the contiguous gradient of a part of a layer's result; None if no gradient reaches the part.
 
     Raises TaskError if a compiled layer gets no gradient at all: it would treat None as zeros, and its parameters would
-    count as used. number: the part's index among `count` parts. without: indices of the parts without gradient so far;
-    extended here. compiled: the layer's name if it is compiled, else "".
+    count as used. number: the part's index among the `count` parts with hooks. without: indices of the parts without
+    gradient so far; extended here. compiled: the layer's name if a compiled graph returned the part, else "".
     """
     if gradient is not None:
         return gradient.contiguous()
@@ -198,7 +198,7 @@ def _contiguous(number: int, count: int, without: set[int], compiled: str, gradi
 
 
 def _is_compiled(part: Tensor) -> bool:
-    """Return whether a tensor is the result of a torch.compile graph."""
+    """Return whether the node that made a tensor, in its autograd graph, is a graph compiled by torch.compile."""
     return type(part.grad_fn).__name__ == COMPILED_NODE
 
 
@@ -214,7 +214,7 @@ _WRITES: Final = (
 
 
 def _versions(parts: Parts) -> list[int]:
-    """Return the tensors' version counters, which grow with each write; 0 for inference tensors."""
+    """Return the tensors' version counters, by which torch counts in-place writes; 0 for inference tensors."""
     try:
         return list(map(_VERSION, parts))
     except RuntimeError:  # inference tensors are not counted
@@ -222,8 +222,8 @@ def _versions(parts: Parts) -> list[int]:
 
 
 def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
-    """Repeat a failed call with copies of its inputs; return whether it writes to them. A write to an autograd leaf,
-    such as a stage's input, raises an error, which may be why the call failed.
+    """Repeat a failed call with copies of its inputs; return whether the call writes to the copies. The first call may
+    have failed because of such a write: torch refuses it for an autograd leaf that requires a gradient.
     """
     copies = tuple(part.clone() for part in parts)
     before = _versions(copies)
@@ -249,7 +249,7 @@ def length_of(dataset: Sized) -> int:
 
 
 def check_dataset(dataset: object) -> None:
-    """Raise TaskError if a dataset has no `batch` method, such as torch.utils.data's datasets of single samples."""
+    """Raise TaskError if a dataset, such as one of torch.utils.data with single samples, has no `batch` method."""
     if callable(getattr(dataset, "batch", None)):
         return
     problem = f"the dataset: expected len() and batch(indices), and {type(dataset).__name__} has no batch"
@@ -258,14 +258,14 @@ def check_dataset(dataset: object) -> None:
 
 
 def forward_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
-    """Return the seed for torch's global generators before a layer's forward, which may draw from them (dropout)."""
+    """Return the seed of torch's global generators for a layer's forward in training, which may draw from them."""
     return pure_seed("forward", seed, step, microbatch, layer)
 
 
 def seed_forward(device: torch.device, seed: int) -> None:
-    """Seed the random generators that a forward on `device` may draw from: the CPU's and, on a GPU, the GPU's.
+    """Seed torch's global generators for a forward on `device`: the CPU's and, for a GPU, that GPU's.
 
-    `torch.manual_seed` would do more than that, and take longer than a small layer's forward.
+    `torch.manual_seed` does more than that, and can take longer than a small layer's forward.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -281,8 +281,8 @@ class Loss(NamedTuple):
 
 
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
-    """Compute a microbatch's loss and its weight, from the outputs in fp32. Raises TaskError if the task's loss raises
-    an error, is not a floating-point scalar, or does not depend on the model although its weight is not 0.
+    """Compute a microbatch's loss and its weight, from the outputs in fp32. Raises TaskError if the task's loss fails,
+    is invalid, or needs no gradient although its weight is not 0; TaskOutOfMemory.
     """
     outputs = _in_fp32(outputs)
     with in_task("the loss"):
@@ -296,7 +296,7 @@ def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
 
 
 def check_functions(task: Task) -> None:
-    """Raise TaskError unless metrics, decisions and callbacks map valid names to functions, and are not too many."""
+    """Raise TaskError for an invalid name or value in metrics, decisions or callbacks, or too many of the first two."""
     fields = {
         "metrics": (task.metrics, MOST_METRICS),
         "decisions": (task.decisions, MOST_DECISIONS),
@@ -331,9 +331,9 @@ def _in_fp32(parts: Iterable[Tensor]) -> Parts:
 
 
 def load_batch(task: Task, indices: Sequence[int], dataset: Dataset | None = None) -> tuple[Parts, Parts]:
-    """Return the inputs and targets of these samples. Raises TaskError for an error of the dataset or an invalid batch.
+    """Return the inputs and targets of these samples. dataset: None for the training dataset.
 
-    dataset: None for the training dataset.
+    Raises TaskOutOfMemory; TaskError for other errors of the dataset, or if a batch is not two tuples of tensors.
     """
     with in_task(f"the dataset, asked for samples {list(indices)[:8]},"):
         batch = (task.dataset if dataset is None else dataset).batch(indices)
@@ -358,7 +358,7 @@ def _form(value: object) -> str:
 
 @contextmanager
 def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
-    """Raise TaskError if a forward in this context makes parameters, which would not be trained or copied."""
+    """Raise TaskError at the end of this context if one of these layers (by index) has a new or replaced parameter."""
     before = {index: dict(layer.named_parameters()) for index, layer in layers.items()}
     yield
     for index, layer in layers.items():
@@ -389,7 +389,7 @@ def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
 
 
 def changed_buffer(task_layer: nn.Module, layer: int, name: str, kind: str = "buffer") -> TaskError:
-    """Return the error for a buffer that a forward has changed. kind: what changed, if not a buffer."""
+    """Return the error for a tensor that a forward has changed. kind: the tensor's kind, for the message."""
     return TaskError(
         f"{named_layer(task_layer, layer)} changes its {kind} {name!r} in the forward, "
         "so a repeated forward would differ"
@@ -412,6 +412,6 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def tokens_of(task: Task) -> int | None:
-    """Return the number of tokens in a sample; None unless the task or its dataset states a positive integer."""
+    """Return the number of tokens in a sample that the task, or else its dataset, states; None without a valid one."""
     tokens = task.tokens_per_sample or getattr(task.dataset, "tokens_per_sample", None)
     return tokens if type(tokens) is int and tokens > 0 else None

@@ -13,14 +13,14 @@ from bamboo_trainer.transport.wire import Lane
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The event that a link to or from a peer broke. Its sender forms it again while both workers are in the plan."""
+    """The event that a link to or from a peer broke, or was not formed. Its sending end tries again unless closed."""
 
     peer: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The event that a broken link to or from a peer works again. Frames sent before may be lost: send them again."""
+    """The event that a link to or from a peer works after a failure. Frames sent before, either way, may be lost."""
 
     peer: WorkerId
 
@@ -42,23 +42,23 @@ def ordinary(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 class Transport(Protocol):
-    """The exchange of frames between a worker and its peers. It never blocks the engine or raises because of a peer."""
+    """The exchange of frames between a worker and its peers. Only `close` waits. No method raises because of a peer."""
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
-        """Queue a frame, whose tensors must not change any more. Drop it if the peer is unknown or its link is down."""
+        """Send or queue a frame; its tensors must not change any more. Drop it for an unknown peer or a broken link."""
         ...
 
     def is_sending(self, peer: WorkerId, lane: Lane) -> bool:
-        """Return whether a frame on this lane would wait behind another one to that peer."""
+        """Return whether a frame to that peer on this lane waits or is on its way."""
         ...
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
-        """Set the workers of the newest plan: close links to and from all other workers, and refuse their new links.
+        """Set the newest plan's workers except this one. Close links to and from others, and refuse their new links.
 
         peers: each worker's address (host and port), which never changes.
         """
         ...
 
     def close(self, flush_seconds: float) -> None:
-        """Send queued frames for at most `flush_seconds`, then close every link and end every thread."""
+        """Send queued frames for at most `flush_seconds`, close all links, and wait some seconds for threads to end."""
         ...

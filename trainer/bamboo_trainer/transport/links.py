@@ -6,11 +6,11 @@ precedes each frame, and the receiving end delivers the frames of all connection
 connection is lost, the whole link ends.
 
 The sending end (`Outbound`): the link's thread forms the link, waits for its end, and forms it again; each connection
-has a thread that sends. The caller's own thread sends a small frame if the kernel takes it at once: waking a sender,
-which then waits for the interpreter's lock, takes longer than sending such a frame.
+has a thread that sends. While no frame waits, the caller's own thread sends as much of a small frame as the kernel
+takes at once: waking a sender, which then waits for the interpreter's lock, takes longer than sending such a frame.
 
-The receiving end (`Inbound`): each connection has a thread that authenticates the sender, reads whole frames and
-delivers them.
+The receiving end (`Inbound`): each connection has a thread that authenticates the sender, reads whole frames, and
+delivers frames as soon as all earlier ones are delivered.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ READ_AHEAD: Final = 64 << 10  # bytes, so that a small frame takes one system ca
 
 
 def read(reader: "BufferedReader[socket.SocketIO]", size: int) -> bytes:
-    """Return the next `size` bytes from a link. Raises ConnectionError if the link ends first."""
+    """Return the next `size` bytes from a connection. Raises OSError if the connection ends first."""
     data = reader.read(size)
     if len(data) < size:
         raise ConnectionResetError("closed by the peer")
@@ -81,9 +81,9 @@ def read(reader: "BufferedReader[socket.SocketIO]", size: int) -> bytes:
 
 
 class LinkStates:
-    """The broken links of one direction. If several lanes of a peer break together, only the first break is reported.
-
-    Each lane's recovery is reported, as the lane may have dropped frames resent after another lane's recovery.
+    """The broken links of one direction. Once one lane's break is reported for a peer, breaks of the peer's other lanes
+    are not, until a lane recovers. Each broken lane's recovery is reported, as the lane may have dropped frames resent
+    after another lane's recovery.
     """
 
     def __init__(self) -> None:
@@ -125,8 +125,8 @@ Queue = SimpleQueue[list[wire.Buffer] | None]  # of frames or their unsent bytes
 
 
 class Outbound:
-    """The sending end of a link, for one lane's frames to one peer. Its thread calls on_broke when the link breaks or
-    cannot be formed, and on_stands when it is formed, without holding the lock.
+    """The sending end of a link, for one lane's frames to one peer. Its thread calls on_stands when the link is formed,
+    and on_broke when it breaks or cannot be formed, unless `close` was called. It calls them without holding the lock.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Outbound:
         on_stands: Report,
         rate: float | None,
     ) -> None:
-        """Create the sending end. route: this worker, peer, lane. rate: bytes per second at most; None: unlimited."""
+        """Create the sending end. route: this worker, peer, lane. rate: limit in bytes/s for queued frames, or None."""
         self.me, self.peer, self.lane = route
         self._secret = secret
         self._address = address
@@ -165,7 +165,7 @@ class Outbound:
         return threading.Thread(target=target, name=f"bamboo-{name}-{self.peer}-{self.lane}", daemon=True)
 
     def send(self, frame: wire.Encoded) -> None:
-        """Send a small frame at once if the kernel takes it, else queue it. Drop it while the link is down."""
+        """Queue a frame. If none waits, send a small one at once, as far as possible. Drop it if the link is down."""
         with self._lock:
             if self._closed or self._broken:
                 logger.debug("frame to %s dropped: its %s link is down", self.peer, self.lane)
@@ -277,8 +277,8 @@ class Outbound:
             self._senders[-1].start()
 
     def _spread_out(self) -> None:
-        """Open the connections for large frames, if the link is formed and they are not open yet. The caller holds the
-        lock.
+        """Start the threads that open connections for large frames, if the link is formed and they are not started yet.
+        The caller holds the lock.
         """
         if len(self._senders) == 1:
             for _ in range(FLOWS_PER_LINK):
@@ -348,7 +348,7 @@ HELLO_SECONDS = 5.0
 
 
 class Inbound:
-    """The receiving end of one connection. The first connection's end delivers all frames of the link, in order."""
+    """The receiving end of one connection. A link's first one orders and delivers the frames of all its connections."""
 
     def __init__(
         self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: "TcpTransport", buffer: Buffer
@@ -387,7 +387,7 @@ class Inbound:
             return True
 
     def _deliver(self, number: int, frame: Frame) -> None:
-        """Deliver a frame, or keep it until it is the next one by number. Raises WireError for a used number."""
+        """Deliver a frame once all earlier ones are delivered; keep it until then. Raises WireError for a repeat."""
         with self._turn:
             if number < self._next or number in self._early:
                 raise wire.WireError(f"a second frame with the number {number}")

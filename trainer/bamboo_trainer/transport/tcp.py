@@ -4,7 +4,7 @@ Locks: `_news` keeps the events LinkDown and LinkUp in order; only the links' ow
 `_changed`. `_changed` guards the tables; no thread calls `deliver` while it holds `_changed`. So `deliver` may call
 send() and peers(), and may take a lock that other threads hold while they call these.
 
-After close(), or after peers() has removed a sender, a reader may still deliver the one frame that it already holds.
+After close(), or after peers() has removed a peer, a link's thread may still deliver one event that it already holds.
 """
 
 import hmac
@@ -48,7 +48,7 @@ class TcpTransport:
         self._threads: list[threading.Thread] = []
         self._closed = False
         self.sent, self.resent = [0] * (max(FrameKind) + 1), [0] * (max(FrameKind) + 1)  # bytes, by kind of frame
-        self.broken = 0  # how often a link to or from a peer of the plan broke
+        self.broken = 0  # LinkDown events, and links replaced before their break was noticed
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.port: int = self._listener.getsockname()[1]
@@ -56,10 +56,10 @@ class TcpTransport:
             self._start(threading.Thread(target=self._accept, name=f"bamboo-accept-{worker}", daemon=True))
 
     def trust(self, secret: str, state_rate: float | None = None, buffer: Buffer = ordinary) -> None:
-        """Set the job's secret and the options of links, for links formed from now on.
+        """Set the job's secret and the options of links, for links created from now on.
 
-        state_rate: each link's limit for whole states, in bytes per second; None: no limit. buffer: allocates the
-        memory that tensors are read into.
+        state_rate: limit for the queued frames of each link of the lane STATE, in bytes per second; None: no limit.
+        buffer: allocates the memory that tensors are read into.
         """
         self._secret, self._state_rate, self._buffer = secret.encode(), state_rate, buffer
 
@@ -87,13 +87,13 @@ class TcpTransport:
         link.send(encoded)
 
     def is_sending(self, peer: WorkerId, lane: wire.Lane) -> bool:
-        """Return whether a frame on this lane would wait behind another one to that peer."""
+        """Return whether a frame to that peer on this lane is queued or being sent."""
         with self._lock:
             link = self._outbound.get((peer, lane))
         return link is not None and link.is_sending
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
-        """Set the workers of the newest plan, and close links to and from all other workers."""
+        """Set the other workers of the newest plan, and close links to and from workers that have left it."""
         with self._changed:
             gone = self._peers.keys() - peers.keys()
             self._peers = dict(peers)
@@ -107,7 +107,7 @@ class TcpTransport:
             self._changed.notify_all()
 
     def close(self, flush_seconds: float) -> None:
-        """See Transport. No events follow, except for a frame that is just being delivered."""
+        """See Transport. No events follow, except those that links' threads already hold."""
         deadline = time.monotonic() + flush_seconds
         with self._changed:
             outbound = list(self._outbound.values())
@@ -134,8 +134,8 @@ class TcpTransport:
         """Admit a link, which replaces an older one of the same sender and lane. Return False if no plan names its
         sender within PLAN_SECONDS, or this transport is closed. Only links' own threads call this.
 
-        Deliver a LinkUp if a link of this sender and lane broke before, or if the new link replaces one whose break
-        this worker has not noticed: frames may be lost.
+        Deliver a LinkUp if an earlier link of this sender and lane broke, or is replaced now because its break was not
+        noticed: frames may be lost. Deliver none if a still newer link has come meanwhile.
         """
         key = (hello.worker, hello.lane)
         with self._changed:
@@ -163,7 +163,7 @@ class TcpTransport:
         return link if link is not None and hmac.compare_digest(link.nonce, hello.joins) else None
 
     def arrived(self, link: Inbound, frame: Frame) -> None:
-        """Deliver a frame if its link is still the newest. Only links' own threads call this."""
+        """Deliver a frame unless its link was replaced or removed. Only links' own threads call this."""
         assert link.hello is not None
         with self._lock:
             current = self._inbound.get((link.hello.worker, link.hello.lane)) is link
@@ -171,7 +171,7 @@ class TcpTransport:
             self._deliver(Arrived(link.hello.worker, frame))
 
     def left(self, link: Inbound, reason: str) -> None:
-        """Forget a link that has ended; deliver a LinkDown if one is due. Only links' own threads call this."""
+        """Forget a connection that has ended; deliver a LinkDown if one is due. Only links' own threads call this."""
         with self._news:
             with self._changed:
                 self._accepted.discard(link)

@@ -1,8 +1,8 @@
 """The wire format of the TCP data plane: pure functions that encode frames and hellos, and parse untrusted bytes.
 
 A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one after the
-other, in the machine's byte order (little-endian everywhere that torch runs). The frame's number on the link comes
-before it, see `links`. Anything out of bounds or inconsistent raises WireError; the reader then closes the link. The
+other, in the machine's byte order (little-endian on x86 and Arm). The frame's number on the link comes before it, see
+`links`. Received bytes that are out of bounds or inconsistent raise WireError; the reader then closes the link. The
 module `frames`, not this one, checks that a frame has the tensors and the payload of its kind.
 """
 
@@ -53,11 +53,11 @@ Buffer = bytes | memoryview
 
 
 class WireError(Exception):
-    """Raised if received bytes violate the protocol."""
+    """Error because received bytes violate the protocol, or a frame's tensors do not fit into memory."""
 
 
 class Lane(StrEnum):
-    """A class of frames with links of its own, so that the classes do not delay each other between two workers."""
+    """A class of frames with links of its own, so that no frame waits in a queue behind frames of another class."""
 
     BOUNDARY = "boundary"
     BULK = "bulk"
@@ -131,7 +131,7 @@ class Encoded(NamedTuple):
 
 
 def encode_frame(frame: Frame) -> Encoded:
-    """Encode a frame. Raises ValueError for a tensor or size out of bounds, TypeError for an invalid payload."""
+    """Encode a frame. Raises ValueError for an invalid tensor, number or size, TypeError for an invalid payload."""
     parts, specs, body_length = [], [], 0
     for tensor in frame.tensors:
         sendable = tensor.detach()  # the engine may set requires_grad on the tensor while it is sent

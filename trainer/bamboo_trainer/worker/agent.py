@@ -145,7 +145,7 @@ class Inbox:
         self._items.put(item)
 
     def arrival(self, plan: Plan) -> float | None:
-        """Remove and return a plan's time of arrival, in seconds of time.monotonic(); None if it was removed before. A
+        """Remove and return a plan's newest time of arrival, by time.monotonic(); None if it was removed before. A
         plan may have waited in this queue until an instruction ended.
         """
         return self._arrivals.pop(plan.epoch, None)
@@ -183,7 +183,7 @@ def failure_reason(error: BaseException) -> str:
 
 
 def failure_message(error: BaseException) -> str:
-    """Return the message of an error that ends the worker: one line, with the place in the user's code if known."""
+    """Return the message of an error that ends the worker: its own text if that is complete, else `describe`."""
     if isinstance(error, SELF_EXPLANATORY):
         return said_by(error)
     return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else describe(error)
@@ -199,9 +199,9 @@ def exit_code(error: SystemExit) -> int:
 
 def place_of(thread: int) -> str:
     """Return the layer that a thread runs, and the file, line and function of its innermost frame in user code, as
-    text; "" if it has neither. thread: its ident.
+    text, as far as they are known; "" for neither. thread: its ident.
 
-    If the thread has no such frame, for instance while it waits for data, use another thread's frame.
+    If the thread has no such frame, for instance while it waits for data, use another thread's frame, if any has one.
     """
     stacks = sys._current_frames()
     own = stacks.pop(thread, None)
@@ -240,8 +240,8 @@ class WorkerSettings:
 
     host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of the
     authority that signed the coordinator's certificate; "" for the authorities that this machine trusts. metrics_port:
-    None serves no metrics. logger_seconds: the longest wait for loggers at the end. pod: the worker has its own
-    container, with the resources that the job requests, and a log that no other worker writes.
+    None serves no metrics. logger_seconds: the longest wait for loggers after a `Stop` or an error. pod: the worker
+    has its own container, with the resources that the job requests, and a log that no other worker writes.
     """
 
     host: str = "127.0.0.1"
@@ -457,7 +457,7 @@ class WorkerAgent:
 
     def tell(self, message: Message) -> None:
         """Send a message to the coordinator. The root's CellFinished, after which the job may end, first waits for the
-        history (`when_written`). A busy engine delays a StepCommitted by up to LATE_SECONDS plus an instruction.
+        history (`when_written`). While the engine is busy, a StepCommitted may wait for LATE_SECONDS and a turn more.
         """
         if isinstance(message, CellFinished):
             finish = partial(self.control.send, message)
@@ -480,7 +480,7 @@ class WorkerAgent:
         self.exit_code, self.last = EXIT_FAILED, f"{reason}: {message}"
 
     def _await_loggers(self) -> None:
-        """Let loggers have their full time at the end of `run`, as no other worker waits for that; report the wait."""
+        """Let `run` give loggers their full time at its end, as no other worker waits for this; report any wait."""
         self.job_over = True
         if self.history:
             self.history.announce_end(self.settings.logger_seconds)
@@ -520,7 +520,7 @@ class WorkerAgent:
         )
 
     def _on_term(self, *_: object) -> None:
-        """Handle SIGTERM as a preemption notice: the worker hands over its stages within the grace period. Another
+        """Handle SIGTERM as a preemption notice: the worker has the grace period to hand over its stages. Another
         SIGTERM in that period changes nothing, as a person and the kubelet may send one each; a later one ends the
         worker at once.
         """
