@@ -28,9 +28,9 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     initial: lines about task.initialFrom. layers, parameters: their numbers; tied ones count once. stages: each stage's
     first layer, last layer and number of parameters; if the coordinator chooses the number of stages (`chosen`), for
     the most stages possible. devices: the number per worker. calm: the stage whose worker needs the most memory while
-    no worker is lost, and its bytes by kind on one device. taken_over: the same, perhaps of another stage, after losses:
-    workers also run stages of `neighbours` lost neighbours, or their stage for a second pipeline. Raises ValueError
-    for an invalid manifest.
+    no worker is lost, and its bytes by kind on one device. taken_over: the same, perhaps of another stage, if workers
+    also run stages of `neighbours` lost neighbours, or their stage for a second pipeline. Raises ValueError for an
+    invalid manifest.
     """
     spec = parse_manifest(manifest)
     return result_or_problem(lambda: _check(spec))

@@ -202,9 +202,9 @@ class StageValues:
     def apply(self, gradient: Tensor, norm: float, *, scale: float = 1.0, tries: bool = False) -> None:
         """Take one optimizer step with the final gradient, [size], and add its sums to norms' running statistics.
 
-        norm: the global gradient's, for clipping. scale: multiplies the gradient; an optimizer that may write to
-        gradients gets a copy. tries: compare with a rebuilt optimizer, if possible; raises NotDeterministic if its bits
-        differ. Raises TaskError. A parameter that is unused, or frozen by a decision, gets no gradient (None).
+        The gradient is not modified. norm: the global gradient's, for clipping. scale: multiplies the gradient. tries:
+        compare with a rebuilt optimizer, if possible; raises NotDeterministic if its bits differ. Raises TaskError.
+        A parameter that is unused, or frozen by a decision, gets no gradient (None).
         """
         forget_casts()  # an update needs no casts and no sums, and may need their memory
         self.parameters.unbind()
