@@ -102,7 +102,7 @@ def test_a_class_name_has_one_meaning() -> None:
 
 
 def test_nothing_opts_out_of_the_formatter() -> None:
-    """No file has `# fmt: skip` or `# fmt: off`; authors split a line that would need one."""
+    """Authors split a line that would otherwise need an exception from the formatter."""
     opting_out = [
         str(file.relative_to(ROOT))
         for folder in ("core", "client", "trainer", "operator", "tests", "bench", "dashboards", "docs")
