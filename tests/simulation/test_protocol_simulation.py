@@ -31,7 +31,7 @@ SEEDS: list[tuple[tuple[Kind, ...], int, int, int]] = [
     ((Kind.RESPLIT,), 100, 0, 20),
     ((Kind.RESPLIT, Kind.RESTARTS), 1086, 2, 20),  # 1087: the layers were to be split anew after the last step
     ((Kind.RESPLIT, Kind.CHECKPOINTS, Kind.ELASTIC), 0, 2, 20),
-    ((Kind.GRIDS,), 0, 0, 10),
+    ((Kind.GRIDS,), 52_004, 1, 10),  # 52004: a new worker takes a stage of a pipeline that begins with the next step
     ((Kind.GRIDS, Kind.CHECKPOINTS), 0, 3, 10),
     ((Kind.SCHEDULES,), 0, 0, 10),
     ((Kind.SCHEDULES, Kind.RESTARTS, Kind.ELASTIC), 100, 3, 10),

@@ -165,12 +165,17 @@ def _pays_now(view: PlanningView, moves: Mapping[Cell, WorkerId]) -> bool:
     """Return whether to move these cells within the step instead of at its end.
 
     True if their owners also run other cells, enough of the step is left, and the new owners can continue where the old
-    ones stopped.
+    ones stopped. A pipeline that begins with the next step has no work in this one, and no final gradients for its new
+    owner.
     """
     plan = view.plan
+    running = min(layout.pipelines for layout in plan.layouts)
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
     return view.remaining > LEAST_SECONDS and all(
-        owned[plan.at(cell).owner] > 1 and kept_by(plan, moves[cell], view.live, cell) is not None for cell in moves
+        cell.pipeline < running
+        and owned[plan.at(cell).owner] > 1
+        and kept_by(plan, moves[cell], view.live, cell) is not None
+        for cell in moves
     )
 
 
