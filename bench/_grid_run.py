@@ -49,7 +49,9 @@ def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
 
 
 def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool = False) -> Trace:
-    """Return a trace with each count for `seconds`; an equal next count replaces a node. notice: before decreases."""
+    """Return a trace that holds each count of nodes for `seconds`. If a count is repeated, one node is replaced, without
+    notice. notice: whether nodes get notice when the count falls.
+    """
     changes: list[NodeChange] = []
     live: list[str] = []
     made = 0

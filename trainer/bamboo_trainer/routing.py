@@ -110,7 +110,7 @@ class PlanState:
         return cell_parts(cell_of(cell, self.devices), self.devices)
 
     def are_parts(self, cells: Iterable[Cell]) -> bool:
-        """Return whether these cells divide one stage of one pipeline over a worker's devices; True for no cells."""
+        """Return whether all these cells are parts, on devices, of one stage of one pipeline; True for no cells."""
         return len({cell_of(cell, self.devices) for cell in cells}) <= 1
 
     def others(self) -> set[WorkerId]:

@@ -86,7 +86,7 @@ def _number(worker: str) -> int:
 
 
 def use(device: torch.device, *, deterministic: bool = True) -> None:
-    """Make a GPU this thread's current device. For a CPU, do nothing: on one thread its bits are the same each time.
+    """Make a GPU this thread's current device. Do nothing for a CPU, whose results on one thread are always the same.
 
     deterministic: use torch's deterministic algorithms where it has them; if False, cuDNN benchmarks its kernels and
     takes the fastest.
