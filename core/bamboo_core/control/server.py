@@ -1,5 +1,5 @@
-"""The coordinator's end of the control channel: a server with one WebSocket per worker, on one asyncio loop. It turns
-connections and received frames into events, and messages into frames. It decides only whether to refuse a caller.
+"""The coordinator's end of the control channel: a server with one channel (WebSocket) per worker, on one asyncio loop.
+It turns connections and received frames into events, and messages into frames. It decides nothing about a job.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class _Channel:
     outbox: asyncio.Queue[str | bytes] = field(default_factory=asyncio.Queue)
 
     async def write(self) -> None:
-        """Send queued frames until the socket breaks."""
+        """Send queued frames until the socket breaks or this task is cancelled."""
         with suppress(ConnectionError):
             while True:
                 frame = await self.outbox.get()
@@ -87,11 +87,11 @@ class _Channel:
 
 
 class Channels:
-    """The channels of one job's workers. Calls `on_event` in the loop that serves the requests.
+    """The channels of workers, usually of one job. Calls `on_event` in the loop that serves the requests.
 
     authenticate: called before the WebSocket is accepted. Returns the worker that the caller may be, None for
     any; raises Unauthorized for a caller that must go away, Unavailable for one that may try again. heartbeat: seconds
-    between pings; a channel whose pong is missing for half of that is closed.
+    without data from a worker, after which it gets a ping; after half of that without data, its channel is closed.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Channels:
         self._closed = False
 
     async def close(self) -> None:
-        """Close every channel; no more events follow."""
+        """Close every connection. The channels that are open now cause no more events."""
         self._closed = True
         self._channels.clear()
         sockets = list(self._sockets)
@@ -127,7 +127,7 @@ class Channels:
         return frozenset(self._channels)
 
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
-        """Serve one worker's connection until it ends. Raises aiohttp's 403 or 503 if the caller is not admitted."""
+        """Serve one worker's connection until it ends. Raises aiohttp's 403 or 503 if authentication fails."""
         known_as = await self._admit(request)
         socket = web.WebSocketResponse(heartbeat=self._heartbeat, max_msg_size=MAX_MESSAGE_BYTES)
         await socket.prepare(request)
@@ -159,7 +159,7 @@ class Channels:
     async def _greet(
         self, request: web.Request, socket: web.WebSocketResponse, known_as: WorkerId | None
     ) -> Hello | None:
-        """Return the caller's Hello; None, with the socket closed, if the caller sends none in time or is refused."""
+        """Return the caller's Hello. Without an acceptable one in time, close the socket and return None."""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 hello = await self._receive(socket, request.remote or "?")
@@ -214,7 +214,7 @@ class Channels:
                 self._on_event(ChannelClosed(hello.worker))
 
     async def _receive(self, socket: web.WebSocketResponse, sender: str) -> Message | None:
-        """Return the next message; None once the socket is closed or broken. An invalid frame closes it."""
+        """Return the next message; None once the socket is closed or broken. Close it after an invalid frame."""
         try:
             frame = await socket.receive()
         except ConnectionError as error:  # it answered a ping of a peer that has gone

@@ -7,9 +7,9 @@ LONGEST_STEP_SECONDS = 0.25
 
 
 class AwakeClock:
-    """A monotonic clock, in seconds, that stands still while the process is suspended.
+    """A monotonic clock, in seconds, that almost stands still while the process is suspended.
 
-    From one reading to the next it advances by at most LONGEST_STEP_SECONDS; the process reads it many times a second.
+    It advances by at most LONGEST_STEP_SECONDS from one reading to the next; a running process must read it more often.
     So the coordinator does not declare workers lost only because it could not hear them while it was suspended.
     """
 

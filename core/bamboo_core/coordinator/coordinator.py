@@ -58,7 +58,7 @@ def initial(
     """Return a new coordinator's state, before its first event.
 
     now, heartbeat_timeout: seconds. resumed: workers of an earlier coordinator may reconnect. earlier: the job's
-    progress under that coordinator. secret, history, last_state: see `JobTerms`.
+    progress under earlier coordinators. secret, history, last_state: see `JobTerms`.
     """
     return CoordinatorState(
         terms=JobTerms(
@@ -81,9 +81,8 @@ def with_workers(
 ) -> CoordinatorState:
     """Return a new coordinator's state with the workers that its shell, the operator, has started before.
 
-    requested: number of workers that may still join. gone: workers whose loss was handled before. counted: workers that
-    may still join but whose preemption is not counted, because an earlier coordinator heard their notice or released
-    them.
+    requested: number of workers that may still join. gone: workers that are lost already. counted: workers that may
+    still join but whose preemption is not counted, because an earlier coordinator counted it or asked them to leave.
     """
     turn = Turn(state, state.terms.started)
     turn.put(replace(state.membership, requested=requested, gone=gone, counted=counted))
@@ -157,8 +156,8 @@ def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool
 def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: CoordinatorState) -> bool:
     """Return whether a worker's report on a plan, replica or checkpoint can be recorded without making decisions.
 
-    A thousand workers send such a report after every plan or checkpoint, and only the last one needs decisions. While
-    the coordinator looks for a lost state, or layers move between workers (`plan.sources`), any report may need them.
+    A thousand workers may send such reports after a plan or checkpoint, and most reports need no decisions.
+    Return False while the job is not Running, a lost state is looked for, or layers move (`plan.sources`).
     """
     plan = after.plan
     if after.phase != "Running" or plan is None or plan.sources or after.inquiry.began_at is not None:
@@ -179,7 +178,7 @@ def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: 
 
 
 def _brings_workers(event: Event) -> bool:
-    """Return whether the event may make more workers usable in plans."""
+    """Return whether a worker joined or is ready, or the spec changed, so that some workers may not fit the others."""
     ready = isinstance(event, Received) and isinstance(event.message, protocol.WorkerReady)
     return ready or isinstance(event, WorkerJoined | SpecChanged)
 
@@ -197,7 +196,7 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
 
 
 def _waits_for_the_store(state: CoordinatorState) -> bool:
-    """Return whether the job only waits for its last checkpoint, which has its own time limit."""
+    """Return whether the job waits for its last checkpoint or was asked to stop, which have their own time limits."""
     over = state.step >= state.spec.training.steps and state.checkpoints.writing is not None
     return over or state.ending.stopping is not None
 

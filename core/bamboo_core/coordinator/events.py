@@ -16,10 +16,10 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The event that a worker is certainly gone: its process exited, or its pod or node was deleted.
+    """The event that a worker is certainly gone: its process exited, or its pod or node was taken away.
 
-    exit_code: 0 or more if the worker ended by itself. Such an end counts towards backoffLimit, except EXIT_FENCED, and
-    0 after a notice. None or negative: a disruption. removed: the shell ended the worker after it was declared lost.
+    exit_code: 0 or more if the worker ended by itself; this may count towards backoffLimit (`judge_end`). None or
+    negative: it was ended from outside, or in an unknown way. removed: the shell ended the worker, which had to leave.
     """
 
     worker: WorkerId
@@ -42,8 +42,8 @@ class WorkersAbsent:
 class PreemptionNotice:
     """A notice that a worker will be taken away in `seconds`.
 
-    wanted: the shell gives the worker back, because the job no longer needs it. cause: an event for the user, emitted
-    if the notice is new.
+    wanted: the shell gives the worker back, because the job does not need it or another one replaces it. cause: an
+    event for the user, emitted if the notice is new.
     """
 
     worker: WorkerId
@@ -70,8 +70,8 @@ class RequestsWithdrawn:
 class PricesReported:
     """Prices of workers, in money per hour.
 
-    workers: the price of each present worker whose price is known. more: (price, number of workers) of further workers,
-    in the order in which they would come; the last price holds for all beyond these. () if no price is known.
+    workers: the prices of present workers, as far as the shell reports them. more: (price, number of workers) of others
+    that may come, in the order in which they would come, () if unknown; the last price holds for all beyond these.
     """
 
     workers: Mapping[WorkerId, float]
@@ -87,12 +87,12 @@ class SpecChanged:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The passing of time, sent every 50 to 100 ms by local runner and operator, mostly less often by the simulator."""
+    """The passing of time, sent every 50 to 100 ms by local runner and operator, and as needed by the simulator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A request by the user or the shell to stop the job: after a checkpoint, or at once if there is none to write."""
+    """A request by the user or the shell to stop the job, after a last checkpoint if one is needed and possible."""
 
     reason: str = "Interrupted"
     message: str = "stopped by the user"
@@ -149,10 +149,10 @@ class Emit:
 class Takeover:
     """A finished takeover of a cell (pipeline, stage) of `victim` by `worker`, with the milliseconds of its phases.
 
-    decide_ms: from the first sign of the loss (a closed channel, a broken link) to the plan. reform_ms: from the
-    arrival of the plan until it is in force at the new owner. recompute_ms: from then until the lost work is repeated.
-    step: number of the interrupted step, from 1. notice: the plan replaced no lost worker. forwards, backwards: numbers
-    of repeated ones.
+    decide_ms: from the first sign of a loss (a closed channel, a broken link) to the plan; 0 without a loss. reform_ms:
+    from the arrival of the plan until it is in force at the new owner. recompute_ms: from then until the lost work is
+    repeated. step: number of the interrupted step, from 1. notice: the plan replaced no lost worker. forwards,
+    backwards: numbers of repeated forwards and backwards.
     """
 
     epoch: int
@@ -182,7 +182,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A command to the shell to end the job; the coordinator has asked every worker to stop."""
+    """A command to the shell to end the job; other commands ask the workers that have joined to stop."""
 
     outcome: Outcome
     reason: str
@@ -209,11 +209,11 @@ class AbandonReason(StrEnum):
     STORE_FAILED = "StoreFailed"  # a worker could not write its part or the manifest
     TOO_SLOW = "TooSlow"
     TOO_LATE = "TooLate"  # the root heard of it after the last step
-    WENT_BACK = "WentBack"  # the job went back to an older one, or repeats the step after it on another grid
+    WENT_BACK = "WentBack"  # the job went back to an older one, or begins a step anew on another grid
 
 
 class RestoreCause(StrEnum):
-    """The reason why a job goes back to a checkpoint, or ends because it has no checkpoint to go back to."""
+    """The reason why a job goes back to a checkpoint or to step 0, or ends because it cannot."""
 
     STAGE_LOST = "StageLost"
     WORKERS_GONE = "WorkersGone"
@@ -232,10 +232,10 @@ class RestoreProblem(StrEnum):
 class CheckpointCounts:
     """Counts and durations of a job's checkpoints and restores.
 
-    durations: for each saved checkpoint, the seconds from the commit of its step until its manifest was written.
+    durations: for each saved checkpoint, the seconds that its writing took, by the reports to the coordinator.
     stalls: for each, the seconds for which training waited, on the worker that waited longest. bytes: size of all
-    durable parts, whether or not their checkpoint was completed. repeated: committed steps that the job had to run
-    again after it went back; repeated_seconds: the time that these steps usually take.
+    durable parts, whether or not their checkpoint was completed. repeated: number of committed steps that the job had
+    to run again; repeated_seconds: the time that these steps usually take.
     """
 
     durations: Histogram = field(default_factory=partial(Histogram.of, DURATIONS))
@@ -281,11 +281,11 @@ class CheckpointWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSummary:
-    """The job's newest checkpoint and its counts, for display.
+    """The job's newest checkpoint, and the counts of all its checkpoints, for display.
 
     step: step of the newest checkpoint; None if none is known. age: seconds since its commit; None if its time is
-    unknown. seconds, bytes: duration and size of the newest checkpoint. place: the storage, without
-    credentials. every_steps: steps between checkpoints. first: the step with which the job began.
+    unknown. seconds, bytes: duration and size of the checkpoint saved last, 0 if unknown. place: the storage, without
+    credentials. every_steps: steps between checkpoints. first: the step with which the job began, 0 if unknown.
     """
 
     step: int | None
@@ -301,7 +301,7 @@ class CheckpointSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowWorker:
-    """A straggler, for display. seconds: its time for a microbatch of its stage. usual: other workers' time."""
+    """A straggler, for display. seconds: its time for a microbatch of its stage. usual: the expected time."""
 
     worker: WorkerId
     pipeline: int
@@ -317,7 +317,7 @@ class Status:
 
     protected: several workers hold the stage's state in step, on several nodes if a node may run several workers
     (`spread.workersPerNode`). crowded: nodes with more than `spread.workersPerNode` workers, each with its number of
-    workers. lacks_room: workers have too little memory for all requested replicas.
+    workers; () if the limit is 1. lacks_room: workers have too little memory for all requested replicas.
     """
 
     phase: str

@@ -1,9 +1,9 @@
 """The completion of a job that has done all its steps.
 
 The last state goes to the job's checkpoint store, or to a store for this state alone, if the job has either. Usually
-the root begins the last checkpoint with the last commit. It cannot if another checkpoint is being written two steps
-before the end, or if the request comes too late. Then, or if the checkpoint is abandoned, or if the job keeps only this
-state, the coordinator asks the workers that finished the stages to write the state, which they hold until they stop.
+the root begins the last checkpoint with the last commit. It does not if another checkpoint is being written until the
+end, or if the request comes too late. Then, or if the checkpoint is abandoned, or if the job keeps only this state, the
+coordinator asks the workers that finished the stages to write the state, which they hold until they stop.
 """
 
 from hashlib import sha256
@@ -22,7 +22,7 @@ from bamboo_core.text import count
 
 
 def finish_if_done(turn: Turn) -> None:
-    """Complete a job once its cells have finished, and its last state is evaluated, compared, and saved or given up."""
+    """Complete a job whose cells have finished, once its last state needs no evaluation, comparison or checkpoint."""
     state = turn.state
     if state.plan is None or not state.ending.finished or state.checkpoints.writing or saving.is_tidying(turn):
         return  # no cell has finished, or a worker still writes a checkpoint or removes old ones
@@ -77,7 +77,7 @@ def is_missing(state: CoordinatorState) -> bool:
 
 
 def last_checkpoint(state: CoordinatorState) -> CheckpointId | None:
-    """Return the known checkpoint of the last state, or None. The job may have begun with it."""
+    """Return a known checkpoint of the last state, or None. The newest plan may begin with it."""
     steps, begun = state.spec.training.steps, state.plan.restore if state.plan else None
     return next((one for one in (*state.checkpoints.kept, begun) if one is not None and one.step >= steps), None)
 

@@ -24,7 +24,7 @@ OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `f
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint as the source of a state dict. Each layer's tensors are in a file of their own."""
+    """A checkpoint as the source of a state dict. Each layer has a file of its own."""
 
     store: CheckpointStore
     manifest: CheckpointManifest
@@ -93,8 +93,8 @@ def _opened(path: Path) -> Any:
 
 
 def tensor_files(path: Path) -> TensorFiles | None:
-    """Return the safetensors files at a local path: the file itself, or a folder's `SINGLE`, else the files in its
-    `INDEX`. None for other paths, such as a folder of checkpoints. Raises ValueError if `SINGLE` or `INDEX` is invalid.
+    """Return the safetensors files at a local path: the file itself, or a folder's `SINGLE`, else the files that
+    its `INDEX` names. None for other paths. Raises ValueError if a folder's `SINGLE` or `INDEX` is invalid.
     """
     if path.is_file():
         return TensorFiles([path])
@@ -109,11 +109,11 @@ def has_tensors(folder: Path) -> bool:
 
 
 def under_module_names(source: StateSource, entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Return the entries of a module split by `from_module` under the names of that module's own `state_dict`; the
-    entries of any other task unchanged.
+    """Return entries under the names of a module's own `state_dict` if each has a name of the form that `from_module`
+    gives (`OF_MODULE`); else return them unchanged.
 
-    A tied tensor, which is in several layers, appears once. Tensors are read only if one name is stored more than once,
-    to compare their bits. Raises StorageError.
+    A tensor that several layers have under one name appears once. Tensors are read only if a name is stored more than
+    once, to compare their bits; if these differ, all entries are returned unchanged. Raises StorageError.
     """
     groups: dict[str, list[StateEntry]] = {}
     for entry in entries:
@@ -137,7 +137,7 @@ def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
 
 
 def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
-    """Return the weights or the checkpoint at a URL, and a sentence for each newer checkpoint that was passed over.
+    """Return the weights or the checkpoint at a URL, and a sentence for each newer one that `find` rejected.
 
     url: a file or a folder of weights, or the place of checkpoints. step: the checkpoint's step; None: the weights, or
     the newest complete checkpoint. Raises StorageError.
@@ -162,7 +162,7 @@ def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
 def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
     """Load the parameters and buffers of a file or folder of weights, or of a checkpoint, on the CPU.
 
-    Tensors of a module split by `from_module` have the names of the module's own `state_dict`; all others have their
+    Tensors of one module split by `from_module` have the names of the module's own `state_dict`; all others have their
     names in the files of weights, or "layers.NUMBER.NAME" in a checkpoint.
 
     url: the folder `weights` written by `bamboo run --output`, a file or folder of safetensors such as an export, or

@@ -1,6 +1,6 @@
 """A worker's part in checkpoints: writing and committing them while training continues, finding and restoring them.
 
-A separate thread does everything except restoring, so that training does not wait for the store.
+A separate thread writes, commits and finds them, so that training does not wait for the store.
 """
 
 import logging
@@ -128,8 +128,8 @@ class WorkerCheckpoints:
         self._do(request)
 
     def drop(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """Stop writing this worker's newest checkpoint if it is one of `checkpoints`, which were given up or replaced;
-        remove its files unless it is complete.
+        """Stop writing this worker's newest checkpoint if it is one of `checkpoints`, which were given up or replaced.
+        Ask the thread to remove its files if this worker has begun to write it, unless it has a manifest.
         """
         if self._newest is not None and self._newest in checkpoints:
             self._do(_Remains(self._newest))
@@ -170,8 +170,8 @@ class WorkerCheckpoints:
         self._send(message)
 
     def close(self) -> None:
-        """End the thread, and wait at most END_SECONDS for it. It writes no more layers, handles the other requests in
-        the queue, and then removes the files of a checkpoint that lacks some of this worker's layers.
+        """End the thread, and wait at most END_SECONDS for it. The thread begins no further layer, handles the other
+        requests in the queue, and then removes an unfinished checkpoint if it left out some of its queued layers.
         """
         if self._thread is None:
             return
@@ -235,8 +235,8 @@ class WorkerCheckpoints:
             self._clear(work.checkpoint)
 
     def _clear(self, checkpoint: CheckpointId) -> None:
-        """Remove all workers' files of a failed checkpoint, if this worker has begun to write it; then remove other
-        checkpoints that are not kept (`_collect`). An error of the store is only logged.
+        """Remove all workers' files of a failed checkpoint if this worker has begun to write it, then call `_collect`.
+        If the removal fails, only log the error.
         """
         try:
             self._remove(checkpoint)
@@ -278,7 +278,7 @@ class WorkerCheckpoints:
                 self._probe()
 
     def _probe(self) -> None:
-        """Warn the coordinator if the store is not writable. Checked once, after the first search that succeeds."""
+        """Warn the coordinator if `CheckpointStore.probe` fails. Done once, after the first search without an error."""
         if not self._probed:
             self._probed = True
             try:
@@ -305,8 +305,8 @@ class WorkerCheckpoints:
         self._open().commit(manifest)
 
     def _collect(self, dead_after: float = DEAD_AFTER_SECONDS) -> None:
-        """Remove the checkpoints that `removable` returns, unless the job keeps only its last state. An error of the
-        store is only logged; the next call tries again. dead_after: see `removable`.
+        """Remove the checkpoints that `removable` returns, unless the job keeps only its last state. If the
+        store fails, log the error and stop; the next call tries again. dead_after: see `removable`.
         """
         store, spec = self._open(), self._spec.checkpoint
         if spec is None:

@@ -65,12 +65,12 @@ class CommitLog:
         self._ready: dict[int, dict[Cell, tuple[Ready, set[WorkerId]]]] = {}  # with the workers that have reported it
 
     def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
-        """Record a worker's report of a cell's step unless the step is committed. A cell's first report is kept."""
+        """Record a worker's report of a cell's step unless the log has its commit. A cell's first report is kept."""
         if step not in self.commits:
             self._ready.setdefault(step, {}).setdefault(report.cell, (report, set()))[1].add(worker)
 
     def has_reported(self, step: int, cell: Cell, worker: WorkerId) -> bool:
-        """Return whether the worker has reported the cell's step; False once the step is committed."""
+        """Return whether the worker has reported the cell's step; False if the log has its commit."""
         reports = self._ready.get(step, {})
         return cell in reports and worker in reports[cell][1]
 
@@ -83,7 +83,7 @@ class CommitLog:
             self.end = step
 
     def to_apply(self) -> Container[int]:
-        """Return the steps that every state applies: all committed ones but the step of an early stop."""
+        """Return the steps with commits in this log, without the step of an early stop, which no state applies."""
         return self.commits if self.end is None else self.commits.keys() - {self.end}
 
     def generation(self, step: int) -> int | None:
@@ -104,7 +104,7 @@ class CommitLog:
         return sorted(self.commits.items())[-2:]
 
     def decide(self, step: int, stages: int, layout: Layout, generation: int, epoch: int) -> Commit | None:
-        """Combine all cells' reports into the step's commit, the same on any worker; None if a report is missing."""
+        """Combine the reports of the layout's cells into the step's commit; return None if a report is missing."""
         reports = self._ready.get(step, {})
         cells = layout.cells(stages)
         if any(cell not in reports for cell in cells):

@@ -22,7 +22,7 @@ class Coordinator(Protocol):
 class History:
     """The interface of the job's history. This class keeps none; `worker.history_keeper` has a subclass that does.
 
-    Called on the engine's thread; no method may block.
+    The engine's thread calls the methods, so none of them may block.
     """
 
     def mark(self, seconds: float, rate: float | None) -> HistoryMark | None:
@@ -38,7 +38,7 @@ class History:
         """Record whether this worker is the root (`leads`) under a plan."""
 
     def informed(self) -> None:
-        """As the root, record that all other workers have sent their newest commits. May be called more than once."""
+        """As the root, record that it no longer waits for other workers' commits. May be called more than once."""
 
     def unwritten(self) -> Sequence[Commits]:
         """Return the commits that may not be written yet, in batches, to send them to other workers."""
@@ -79,6 +79,6 @@ class CommitContext:
         return self.plan.current.layouts[0].generation if known is None else known
 
     def layout(self, step: int) -> Layout | None:
-        """Return the step's layout; None if the plan with that layout has not arrived."""
+        """Return the step's layout; None if the plan in force does not have that layout."""
         generation = self.generation(step)
         return next((layout for layout in self.plan.current.layouts if layout.generation == generation), None)

@@ -1,8 +1,8 @@
 """Reports of cells on a finished step, and their combination by the root: loss, norm, scale, metrics.
 
-Each sum of numbers is held as a few terms (`exact_terms`), which workers send instead of all numbers. `math.fsum` of
-the terms of several such sums is the exactly rounded sum of all their numbers, so it does not depend on the grid. After
-Shewchuk, Adaptive Precision Floating-Point Arithmetic, 1997 (grow-expansion).
+Sums are sent as a few terms (`exact_terms`), except the losses and weights of microbatches, which are sent one by one.
+`math.fsum` of the terms of several sums is the exactly rounded sum of their numbers, if these are finite, however cells
+divide them. After Shewchuk, Adaptive Precision Floating-Point Arithmetic, 1997 (grow-expansion).
 """
 
 import math
@@ -15,7 +15,7 @@ from bamboo_trainer.stage.work import Work
 
 
 def exact_terms(numbers: Iterable[float]) -> list[float]:
-    """Return at most about 40 floats whose exact sum is the numbers' sum, or the first number that is not finite."""
+    """Return at most about 40 floats with the numbers' exact sum; if some are not finite, only the first of these."""
     terms: list[float] = []
     for number in numbers:
         if not math.isfinite(number):
@@ -47,7 +47,7 @@ def exact_sums(
 
 
 def quotient(total: Sequence[float], weight: Sequence[float]) -> float:
-    """Divide two exactly rounded sums, given by their terms; NaN if one, or the result, is infinite or NaN."""
+    """Divide two exactly rounded sums, given by their terms; NaN if a term or the result is not finite."""
     if not all(map(math.isfinite, (*total, *weight))):
         return math.nan  # fsum raises if they include infinities of both signs
     try:
@@ -107,7 +107,7 @@ def combined(reports: Sequence[Ready], loss_unit: float = 1.0, *, generation: in
 
 
 def _quotients(reports: Sequence[Sums]) -> dict[str, float]:
-    """Return each metric's weighted mean over all cells that measured it, by name."""
+    """Return, by name, each metric's sum divided by its weight, both over all cells that measured it."""
     return {
         name: quotient(
             [term for one in reports if name in one for term in one[name][0]],

@@ -1,7 +1,7 @@
 """The engine of a worker with several devices: it runs each stage as device stages, one on each device.
 
 Only this module translates the coordinator's messages about stages into messages about device stages, and back.
-`Folding` is pure, except that it holds a message until the messages about the stage's other device stages have come.
+`Folding` is pure, except that it keeps messages about device stages, to combine them into one about the stage.
 See `bamboo_core.planning.splits.device_stages` and docs/design/devices.md.
 """
 
@@ -46,7 +46,7 @@ Part = TypeVar("Part", TakenOver, CellFinished, StateSums)
 
 
 class Folding:
-    """Translation of messages about device stages (a stage's parts, one on each device) into messages about stages.
+    """Translation between messages about device stages (a stage's parts, one on each device) and about stages.
 
     devices: number of the worker's devices; each of its stages runs as one device stage per device.
     """
@@ -56,16 +56,16 @@ class Folding:
         self._parts: dict[tuple[type, Cell | int, int], dict[int, Any]] = {}  # by kind, subject, version and device
 
     def forget(self) -> None:
-        """Drop all waiting messages, whose states are abandoned."""
+        """Drop all kept messages, because their states are abandoned."""
         self._parts.clear()
 
     def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
-        """Drop waiting messages, unless a cell of `owned` or a device stage of `held` is a part of their subject."""
+        """Drop kept messages but those about cells of which `owned` has a part, or stages of which `held` has one."""
         kept = {*map(self._cell, owned), *(stage_of(part, self._devices) for part in held)}
         self._parts = {key: parts for key, parts in self._parts.items() if key[1] in kept}
 
     def fold(self, message: Message) -> Message | None:
-        """Return the message for the whole stage; None while messages of its other device stages are missing."""
+        """Return the message with stages for device stages; None while it lacks those about other device stages."""
         match message:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))
@@ -89,7 +89,7 @@ class Folding:
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
 
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
-        """Return the whole cell's message: the parts' maxima, as each ran every forward; None while one is missing."""
+        """Return the whole cell's message, with the maximum of each number; None while a part's message is missing."""
         cell = self._cell(message.cell)
         parts = self._together(message, cell, message.cell.stage)
         if not parts:
@@ -138,7 +138,7 @@ class Folding:
         return tuple(unfolded)
 
     def times(self, times: Sequence[StageTimes], stages: Ranges) -> tuple[StageTimes, ...]:
-        """Return the times of the stages whose parts have all been measured. stages: the layers of device stages."""
+        """Return the times of each stage of which `times` covers all parts. stages: the layers of device stages."""
         known = {one.layers: one for one in times}
         found = []
         for index, layers in enumerate(grouped(stages, self._devices)):
@@ -151,7 +151,7 @@ class Folding:
         return cell_of(part, self._devices)
 
     def _layers(self, stage: int, stages: Ranges) -> Ranges:
-        """Return the layers of each part of a stage; empty if the stage is not known here yet."""
+        """Return the layers of each part of a stage; empty if `stages` does not contain them."""
         parts = parts_of(stage, self._devices)
         return stages[parts.start : parts.stop]
 

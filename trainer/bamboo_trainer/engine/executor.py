@@ -1,4 +1,4 @@
-"""Execution of this worker's cells, instruction by instruction: always the most urgent one that is ready."""
+"""Execution of this worker's cells, instruction by instruction: usually the most urgent one that is ready."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,7 +61,7 @@ class Executor:
                 cell_step.predecessor = None
 
     def take_over(self, old: Plan | None, arrived: float) -> None:
-        """Begin to run cells that the plan newly gives this worker; adapt others. arrived: when it came (seconds)."""
+        """Begin to run cells that the plan newly gives this worker; adapt others. arrived: see `TakeoverProgress`."""
         for cell_step in self.portions.cell_steps():
             cell_step.kept = 0  # there may be another keeper
         for cell_step in self.cells.values():
@@ -83,7 +83,7 @@ class Executor:
             self._start(cell_step, self._states.running(cell_step.cell))
 
     def _promote(self, cell: Cell, old: Plan | None, arrived: float) -> None:
-        """Begin to run a cell, at once or when its state arrives. old: the plan before; None for the first."""
+        """Add a cell to the ones run here; its step begins once its state is here. old: the plan before, if any."""
         boundary = self._plan.current.boundary
         cell_step = self.cells[cell] = CellStep(cell)
         if old is not None and boundary and cell.pipeline < len(old.pipelines):
@@ -183,11 +183,11 @@ class Executor:
         return {c.stage for c in self.cells} - behind
 
     def of_state(self, number: int) -> list[CellStep]:
-        """Return the current steps of a stage's cells. number: the stage's number."""
+        """Return the current steps of a stage's cells that this worker owns. number: the stage's number."""
         return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == number]
 
     def active(self) -> tuple[CellStep, ...]:
-        """Return the steps of the only cell run here, one per device stage; () if several run or training is over."""
+        """Return the step of the only cell run here (of each device stage); () if several run or training is over."""
         cell_steps = [cell_step for cell_step in self.cells.values() if cell_step.program]
         if len(cell_steps) > 1 and not self._plan.are_parts(one.cell for one in cell_steps):
             return ()
@@ -209,7 +209,7 @@ class Executor:
         self._runnable = None
 
     def _may_run(self, cell_step: CellStep) -> bool:
-        """Return whether the next instruction may run once its inputs have arrived; if so, forget the predecessor."""
+        """Return whether the next instruction may run once it is ready (`_is_ready`); if so, forget the predecessor."""
         if cell_step.next is None or cell_step.layout is None or cell_step.finished or cell_step.step > self._last:
             return False
         if self._committer.is_cut(cell_step.step):
@@ -234,9 +234,9 @@ class Executor:
 
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
         """Return whether heirs that repeat the cell's step after a loss might lack frames that only lost workers have
-        logged: if this worker owns several cells (except parts of one stage, which one heir gets at one version); if
-        adjacent stages lost at once may get different heirs; if a cell of the pipeline is shared; or if several workers
-        may be lost at once and a tied stage is not adjacent.
+        logged. True if this worker runs cells that are not all parts of one stage; if adjacent stages lost together may
+        get different heirs; if several workers share a cell of the pipeline; or if several workers may be lost together
+        and the stage is tied to one that is not adjacent to it (the last stage is adjacent to the first).
         """
         if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True
@@ -248,7 +248,7 @@ class Executor:
         return several and any((s - other) % depth not in (1, depth - 1) for other in tied)
 
     def execute(self, cell_step: CellStep) -> None:
-        """Run the cell's next instruction, which is ready."""
+        """Run the next instruction of a cell's or portion's step, which must be ready."""
         instruction = cell_step.next
         assert instruction is not None
         cell, microbatch = cell_step.cell, getattr(instruction, "microbatch", 0)
@@ -268,7 +268,7 @@ class Executor:
                 self._complete_takeover(cell_step)  # the cell may move on with the commit
 
     def _count_repetition(self, cell_step: CellStep, instruction: Instruction) -> None:
-        """Count an instruction as repeated work of a takeover, if any; if its inputs are new, complete the takeover."""
+        """Count an instruction as repeated work of a takeover, if any; or complete it, if all inputs are new."""
         takeover = cell_step.takeover
         if takeover is None:
             owned = self.cells.get(cell_step.cell) if cell_step.is_portion else None
@@ -284,7 +284,7 @@ class Executor:
                 takeover.count(instruction)
 
     def _is_repeated_here(self, address: Address) -> bool:
-        """Return whether a frame's sender is a device stage that is taken over together with its receiver."""
+        """Return whether an activation or gradient is from a device stage taken over together with its receiver."""
         cell, behind = address.cell, address.kind is FrameKind.GRADIENT
         source = Cell(cell.pipeline, cell.stage + (1 if behind else -1))
         if self._plan.devices == 1 or source not in self.cells or not self._plan.are_parts((cell, source)):
@@ -311,7 +311,7 @@ class Executor:
         self._observer.event("Move" if plan.boundary else "Takeover", **msgspec.structs.asdict(taken))
 
     def waits_at_end(self, cell: Cell) -> bool:
-        """Return whether all steps of the cell's stage, and all takeovers, are done on this worker."""
+        """Return whether this worker's cells of this stage have no instruction left, and no takeover is in progress."""
         is_done = all(cell_step.next is None for cell_step in self.of_state(cell.stage))
         return is_done and not any(cell_step.takeover for cell_step in self.cells.values())
 
@@ -328,7 +328,7 @@ class Executor:
                 yield Repeated(cell_step.cell, cell_step.step, cell_step.lacking())
 
     def since(self) -> dict[Cell, int]:
-        """Return the first step in this worker's message log, for each of its cells."""
+        """Return, for each cell run here, the first step in which its frames were logged here (`CellStep.since`)."""
         return {cell_step.cell: cell_step.since for cell_step in self.cells.values()}
 
     def report(self) -> None:

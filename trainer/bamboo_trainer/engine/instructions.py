@@ -93,7 +93,7 @@ class Instructions:
 
     def _is_timed_by_layer(self, cell_step: CellStep, stage: Stage) -> bool:
         """Count an ordinary forward; return whether to run it layer by layer (the same bits) and time each layer. Do
-        not count or time repetitions, or a stage's first forward, which is checked as a whole.
+        not count forwards of a committed step or a takeover, or a stage's first one, which `Stage.checked` must run.
         """
         ordinary = stage.has_run and cell_step.is_ordinary(self._shared.log.newest)
         return ordinary and self._shared.timer.begins_forward(cell_step.cell.stage)
@@ -156,7 +156,7 @@ class Instructions:
             resume(work, portion, frame.payload, frame.tensors)
 
     def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
-        """Send other pipelines their chunks of a sum (reduce-scatter), before `_reduce` overwrites it."""
+        """Send each other pipeline its chunk of one bucket of a sum (reduce-scatter)."""
         stage, work = self._parts(cell_step)
         assert cell_step.layout is not None
         (d, s), bucket, pipelines = cell_step.cell, instruction.bucket, cell_step.layout.pipelines

@@ -1,13 +1,13 @@
 """Copies of layers' states in host memory for checkpoints and cuts (states at which the layers are split anew).
 
 A checkpoint's copies are made piece by piece while the worker waits for others in the next step. Training waits only
-for tensors that a forward may change, copied first, and for pieces left when the state is about to change. The copies
-are held, if memory suffices, until their checkpoint is given up or a newer one is complete. A cut's copies are made at
-once, and held until all workers have begun with the new split. Stages are restored from copies held here.
+for tensors copied at once (see `LateCopies`), and for pieces left when the state is about to change. The copies are
+held, if memory suffices, for at most MOST_CHECKPOINTS checkpoints. A cut's copies are made at once, and held until all
+workers have begun with the new split, or the cut is given up. Layers held here are restored from these copies.
 
 When all workers begin anew with the state of a cut or a checkpoint, `LayerExchange` requests layers that are missing
-here from workers that hold copies, and answers such requests. Each layer of a cut has a holder. A layer of a
-checkpoint is read from the store if the plan names no holder, or if the holder no longer has it when asked.
+here from workers that hold copies, and answers such requests. The plan names a holder of each layer of a cut. A layer
+of a checkpoint is read from the store if the plan names no holder, or if the holder no longer has it when asked.
 """
 
 import logging
@@ -51,7 +51,7 @@ class CheckpointFiles(Protocol):
 
 @dataclass(slots=True)
 class _Share:
-    """The layers of a stage that this worker copies. seconds: the time for which training has waited for the copies."""
+    """The layers of a stage that this worker copies for a checkpoint. seconds: how long training waited for them."""
 
     checkpoint: CheckpointId
     copying: LateCopies
@@ -61,7 +61,7 @@ class _Share:
 class LayerCopies:
     """The copies of layers' states in host memory, made here, received or read from the store.
 
-    held: the copies, by state and layer. cut: the cut whose copies are held, or will come from other workers.
+    held: the complete copies, by state and layer. cut: the cut whose copies are held, or will come from other workers.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class LayerCopies:
             self._begin(stage, values, state, share(mark.writers[stage], self._worker, plan.stages[stage]))
 
     def keep_last(self, wanted: KeepLastState, states: StageStates, plan: Plan) -> bool:
-        """Start to copy this worker's part of the last step's state, only once. Return False if it is not here."""
+        """Start to copy this worker's part of the last state, once for a checkpoint. Return False if it is not here."""
         if wanted.checkpoint == self._last:
             return True
         mine = [stage for stage, named in enumerate(wanted.writers) if self._worker in named]
@@ -132,7 +132,7 @@ class LayerCopies:
         return True
 
     def finish(self, stage: int) -> None:
-        """Copy the remaining pieces of a stage's state, which is about to change."""
+        """Copy all remaining pieces of a stage's state now, as before the state changes."""
         copied = self._shares.get(stage)
         if copied is None:
             return
@@ -166,8 +166,8 @@ class LayerCopies:
     # restoring from them
 
     def restore(self, values: StageValues, checkpoint: CheckpointId, share: Collection[int]) -> None:
-        """Restore a checkpoint's state into values, from copies held here, else from the store. share: layers whose
-        copies stay here after reading, if there is room. Raises RestoreError.
+        """Restore a stage's values to a checkpoint: layers held here from their copies, other layers from the store.
+        share: layers to hold after they are read, if there is room for all of them. Raises RestoreError.
         """
         read = self._files.restore(values, checkpoint, self.of(checkpoint))
         kept = sorted(read.keys() & share)
@@ -191,7 +191,7 @@ class LayerCopies:
             self._forget_cut()
 
     def goes_back(self, plan: Plan) -> None:
-        """Unless all workers begin anew with a cut, drop the copies of checkpoints that the plan does not restore."""
+        """Drop the copies of checkpoints that the plan does not restore, unless all workers begin anew with a cut."""
         if not plan.moved:
             self.drop([one for one in self.held if one not in (plan.restore, self.cut)])
 
@@ -218,7 +218,7 @@ class LayerCopies:
     # of checkpoints
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """Hold and report a checkpoint's copies, if memory suffices. Keep at most MOST_CHECKPOINTS checkpoints."""
+        """Hold and report a checkpoint's copies, if memory suffices; drop the oldest ones beyond MOST_CHECKPOINTS."""
         if not self.has_room(checkpoint, states.values()):
             return
         self.held.setdefault(checkpoint, {}).update(states)
@@ -292,7 +292,7 @@ def is_exchanged(address: Address) -> bool:
 
 
 class LayerExchange:
-    """The exchange of layers' copies between workers that begin anew. copies: the sent and the received layers."""
+    """The exchange of layers' copies when workers begin anew. copies: holds the layers that are sent or received."""
 
     def __init__(self, worker: WorkerId, transport: Transport, copies: LayerCopies) -> None:
         self._worker, self._transport, self._copies = worker, transport, copies

@@ -1,4 +1,4 @@
-"""Copies of a checkpoint's layers in workers' host memory: a restore reads from storage only layers without a copy.
+"""Copies of checkpoints' layers in workers' host memory, so that a restore need not read these layers from storage.
 
 Workers report their copies (CopiesHeld), and the coordinator tells them which ones to drop (DropCopies). A plan that
 goes back to a checkpoint names the holders of each layer's copies; see docs/design/checkpoints.md.
@@ -17,7 +17,7 @@ from bamboo_core.planning.splits.resplit_plans import Sources, holders_of
 
 
 def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> None:
-    """Record a worker's copies of a checkpoint's layers, if the job keeps checkpoints and the model has all of them."""
+    """Record a worker's copies of layers, if the job keeps checkpoints and the model is known to have these layers."""
     state = turn.state
     layers = (
         len(state.layers.costs) if state.layers.costs is not None else state.plan.stages[-1][1] if state.plan else None
@@ -31,12 +31,12 @@ def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> N
 
 
 def committed(turn: Turn, newest: CheckpointId) -> None:
-    """Tell workers to drop their copies of all checkpoints but the newest, which is committed."""
+    """Tell workers to drop their known copies of all checkpoints but `newest`, which is now committed."""
     _drop(turn, tuple(one for one in turn.state.copies.held if one != newest))
 
 
 def given_up(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """Tell workers to stop writing an abandoned checkpoint and to drop its copies and files; None: do nothing."""
+    """Tell writers and holders of an abandoned checkpoint to drop its copies and unfinished files; None: do nothing."""
     if checkpoint is not None:
         _drop(turn, (checkpoint,), frozenset(turn.state.checkpoints.dealt.values()))
 
@@ -50,14 +50,14 @@ def _drop(turn: Turn, useless: tuple[CheckpointId, ...], others: frozenset[Worke
 
 
 def begun(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """Forget all copies except those of `checkpoint`, with which a plan begins; workers drop these copies, too."""
+    """Forget all copies but those of `checkpoint`, with which a plan begins; workers drop the forgotten ones, too."""
     turn.put(turn.state.copies.without([one for one in turn.state.copies.held if one != checkpoint]))
 
 
 def sources(
     state: CoordinatorState, checkpoint: CheckpointId | None, layers: int, live: Mapping[WorkerId, Peer]
 ) -> Sources:
-    """Return, for each layer of a checkpoint, the live workers with a copy of it; () if no layer has a copy.
+    """Return, for each layer, some of the `live` workers with a copy of it in `checkpoint`; () if no layer has any.
 
     layers: the model's number of layers.
     """

@@ -1,4 +1,4 @@
-"""Restoring a job from a checkpoint: the search for the checkpoint, its time limit, and the steps to repeat."""
+"""Restoring a job from a checkpoint: the search for one, the time limit of restores, and the steps to repeat."""
 
 from typing import Final
 
@@ -19,10 +19,10 @@ RESTORE_SECONDS: Final = 24 * 3600.0  # limit of restores from a loss until a co
 
 
 def lost(turn: Turn, reason: str, message: str) -> None:
-    """Handle the loss of all copies of a stage's state.
+    """Handle the loss of all copies of a stage's state, or of all workers.
 
-    The job goes back (`go_back`) if it keeps checkpoints or has committed no step; else it ends as Unrecoverable.
-    Does nothing while the job is already going back.
+    The job goes back (`go_back`) if it keeps checkpoints or if `nothing_trained`; else it ends as Unrecoverable.
+    Do nothing while the job is already going back.
     """
     if turn.state.phase == "Restoring":
         return
@@ -34,9 +34,9 @@ def lost(turn: Turn, reason: str, message: str) -> None:
 
 
 def go_back(turn: Turn, reason: str, message: str) -> None:
-    """Begin a restore: look for a checkpoint, from which the next plan starts.
+    """Begin a restore, and abandon a checkpoint in progress. The next plan starts from the checkpoint that is found.
 
-    Without one, the job starts at step 0 if `may_begin_again` allows that. A checkpoint in progress is abandoned.
+    If the job keeps none or none is found, it starts at step 0 if `may_begin_again` allows that; else it ends.
     """
     back = "the job goes back to a checkpoint"
     then = "no step is committed yet, and the job begins anew" if nothing_trained(turn.state) else back
@@ -69,17 +69,17 @@ def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = Fal
 
 
 def may_begin_again(state: CoordinatorState) -> bool:
-    """Return whether the job may start at the first step if it has no checkpoint to go back to.
+    """Return whether the job may start at step 0 if it has no checkpoint to go back to.
 
-    True if no step is committed yet, or if the job keeps checkpoints and none exists yet. False if the existing ones
-    are unusable, or if a job that keeps none has committed steps: the user may know a better way then.
+    True if `nothing_trained`, or if the job keeps checkpoints and none is known to be unusable. Else the job must not
+    repeat all its steps unasked: the user may know a better way.
     """
     none_yet = state.spec.checkpoint is not None and not (state.checkpoints.bad or state.restoring.spoiled)
     return nothing_trained(state) or none_yet
 
 
 def nothing_trained(state: CoordinatorState) -> bool:
-    """Return whether it is certain that no step has been committed and that the job began at step 0."""
+    """Return whether the coordinator knows that the job began at step 0, and knows of no committed step."""
     begun_with = state.plan.first_step if state.plan else 0
     return state.progress.counting and not (
         state.step or state.progress.furthest or state.progress.earlier.step or begun_with
@@ -87,7 +87,7 @@ def nothing_trained(state: CoordinatorState) -> bool:
 
 
 def check_deadline(turn: Turn) -> None:
-    """End the job as Unrecoverable if it is still restoring after RESTORE_SECONDS, for example for lack of nodes."""
+    """End a restoring job as Unrecoverable if it committed no step for RESTORE_SECONDS since it first went back."""
     state, c = turn.state, turn.state.restoring
     if state.phase != "Restoring" or c.back_since is None or turn.now - c.back_since <= RESTORE_SECONDS:
         return
@@ -97,9 +97,9 @@ def check_deadline(turn: Turn) -> None:
 
 
 def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed) -> None:
-    """Look for a checkpoint again, because a worker cannot read the one of the plan in force.
+    """Look for a checkpoint again if a worker cannot read the checkpoint from which the newest plan starts.
 
-    A damaged checkpoint is never used again; a checkpoint that cannot be read at present is tried again.
+    The search leaves out a damaged checkpoint. If it is only unreadable at present, the search waits for AGAIN_SECONDS.
     """
     state, c = turn.state, turn.state.checkpoints
     plan = state.plan
@@ -119,7 +119,7 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
 
 
 def is_known(turn: Turn) -> bool:
-    """Return whether the search for a checkpoint to begin with is over; if not, ask a worker to search the store."""
+    """Return whether no search for a checkpoint is left to do. If one is, ask a ready worker, but not too often."""
     state, c = turn.state, turn.state.restoring
     if state.spec.checkpoint is None or c.looked:
         return True
