@@ -49,7 +49,7 @@ def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
 
 
 def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool = False) -> Trace:
-    """Return a trace that holds each count of nodes for `seconds`. If a count is repeated, one node is replaced, without
+    """Return a trace that holds each count of nodes for `seconds`. If a count is repeated, one node is replaced without
     notice. notice: whether nodes get notice when the count falls.
     """
     changes: list[NodeChange] = []

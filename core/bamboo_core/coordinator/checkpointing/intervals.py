@@ -1,7 +1,7 @@
 """The number of steps between checkpoints, if the manifest does not set it. Pure functions.
 
 The interval of Young (1974) and Daly (2006) balances a checkpoint's cost with the steps repeated after a restore:
-sqrt(2 x cost x time between losses that make a job go back), with cost and time as observed in this job.
+sqrt(2 x cost x time between losses that make a job go back), both estimated from priors and the job's history.
 """
 
 from math import ceil, sqrt
@@ -23,8 +23,8 @@ CALM_WITHOUT_COPIES: Final = 3600.0  # prior: training time with one lost worker
 def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
     """Return the number of steps between checkpoints: the manifest's, else `best_seconds` in steps of usual duration.
 
-    If the manifest sets none, the result is USUAL_STEPS until steps are timed. Later it is larger only if writing would
-    otherwise take more than the share MOST_WRITING of the time.
+    If the manifest sets none, the result is USUAL_STEPS until steps are timed. Later it exceeds USUAL_STEPS only if
+    writing would otherwise take more than the share MOST_WRITING of the time.
     """
     if spec.every_steps is not None:
         return spec.every_steps
@@ -40,8 +40,8 @@ def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
 
 
 def best_seconds(cost: float, writing: float, between_losses: float) -> float:
-    """Return the seconds from one checkpoint to the next by Young's and Daly's formula, at most USUAL_SECONDS. It is
-    at least LEAST_SECONDS, and long enough that writing takes at most the share MOST_WRITING of the time.
+    """Return the seconds from one checkpoint to the next: Young's and Daly's formula, limited to USUAL_SECONDS, but at
+    least LEAST_SECONDS and long enough that writing takes at most the share MOST_WRITING of the time.
     cost: seconds of training that a checkpoint costs. writing: seconds until it is complete. between_losses: seconds
     from one loss that makes the job go back to the next.
     """
@@ -50,9 +50,9 @@ def best_seconds(cost: float, writing: float, between_losses: float) -> float:
 
 
 def seconds_between_losses(state: CoordinatorState, step: float) -> float:
-    """Return the expected seconds of training (MTBF) between losses that make the job go back, from its history.
+    """Return the expected seconds of training between losses that make the job go back, from priors and its history.
 
-    While a stage has a single holder, the loss of any worker counts, too. step: seconds of a usual step.
+    Unless the job `has_copies` now, all preemptions so far count, too. step: seconds of a usual step.
     """
     counts = state.checkpoints.counts
     trained = step * (state.progress.trained + counts.repeated)
@@ -64,5 +64,5 @@ def seconds_between_losses(state: CoordinatorState, step: float) -> float:
 
 
 def has_copies(state: CoordinatorState) -> bool:
-    """Return whether at least two workers hold each stage's state in step; False without a plan."""
+    """Return whether each stage has two or more `certain_holders`, even lost ones; False without a plan."""
     return state.plan is not None and all(len(holders) > 1 for holders in state.certain_holders(state.plan))

@@ -1,8 +1,8 @@
 """Saving of checkpoints: their steps, the workers that write the layers, and the completion by a manifest.
 
-The root marks the commit after which the state is saved. Each worker named as a writer copies its layers of that state
-and writes them while training goes on. When all layers are durable, one worker writes the manifest. `restoring` goes
-back to checkpoints. See docs/checkpoints.md.
+The root marks the commit after which the state is saved (for the last state, see also `finish`). Each worker named as
+a writer copies its layers of that state and writes them, usually while training goes on. When all layers are durable,
+a worker writes the manifest. `restoring` goes back to checkpoints. See docs/checkpoints.md.
 """
 
 from hashlib import sha256
@@ -30,19 +30,19 @@ MOST_WRITERS: Final = 16  # of a stage
 
 
 def first_number(secret: str, now: float) -> int:
-    """Return the first number of a coordinator's checkpoint requests.
+    """Return the number from which a coordinator counts its requests for checkpoints and cuts.
 
-    Each coordinator starts at another number, so that workers do not mistake its requests for an earlier coordinator's
-    requests.
+    It depends on the time, so that workers do not mistake the requests of a restarted coordinator for those of the
+    earlier one.
     """
     return int.from_bytes(sha256(f"{secret} {now}".encode()).digest()[:5], "big")
 
 
 def next_one(state: CoordinatorState) -> int | None:
-    """Return the number of committed steps at which the next checkpoint is due, or None if there will be none.
-
-    The step is a multiple of everySteps, the last step, or the next one if a checkpoint is due at once. Without
-    everySteps, one `interval` separates checkpoints. With keepBest, each evaluated step gets a checkpoint.
+    """Return the number of committed steps at which the next checkpoint is due; None after the last step, or if the job
+    keeps no checkpoints. With `retry`, it is due after the next step. Else it is due at the first of these: the last
+    step; the next multiple of everySteps or, without everySteps, one `interval` after `last_step`, but not before the
+    next step; with keepBest, the next step whose state is evaluated.
     """
     c, spec, steps = state.checkpoints, state.spec.checkpoint, state.spec.training.steps
     if spec is None or state.step >= steps:
@@ -59,7 +59,7 @@ def next_one(state: CoordinatorState) -> int | None:
 
 
 def look_after(turn: Turn) -> None:
-    """Begin a checkpoint that is due; ask workers again for one in progress, or abandon it if it cannot be written."""
+    """Request a checkpoint that is due soon. For one in progress, ask workers again, or abandon it if it fails."""
     keeps = turn.state.spec.checkpoint is not None or turn.state.checkpoints.writers
     if not keeps or turn.state.plan is None:
         return
@@ -95,11 +95,11 @@ def look_after(turn: Turn) -> None:
 
 
 def stop(turn: Turn, reason: str, message: str) -> None:
-    """End the job, after a last checkpoint if it keeps checkpoints, is training and has steps after the newest one.
+    """End the job. If it keeps checkpoints, trains and may have steps after the newest one, first try to save another.
 
-    No step is committed after that checkpoint, so a resumed job repeats none. If the root is lost while workers write
-    the checkpoint, the worker that takes over commits more steps, which a resumed job repeats. A coordinator that has
-    just restarted first waits for its workers.
+    The root pauses at that checkpoint, so that a resumed job usually repeats no step. If the root is lost while workers
+    write the checkpoint, the worker that takes over commits more steps, which a resumed job repeats. In a job that
+    keeps checkpoints, a coordinator that has just restarted first waits for its workers.
     """
     state = turn.state
     unheard = state.phase == "Recovering"
@@ -114,13 +114,13 @@ def stop(turn: Turn, reason: str, message: str) -> None:
 
 
 def _has_unkept(state: CoordinatorState) -> bool:
-    """Return whether the job has steps after its newest checkpoint; True while a restarted coordinator cannot know."""
+    """Return whether steps may come after the job's newest checkpoint; one with which it began does not count."""
     newest = max((one.step for one in state.checkpoints.kept), default=0)
     return state.step > newest or not state.progress.counting
 
 
 def stop_if_kept(turn: Turn) -> None:
-    """End a job that was asked to stop, once its last checkpoint is complete, abandoned or too slow."""
+    """End a job that was asked to stop, once it does not train or its last checkpoint is saved, abandoned or late."""
     state, c, stopping = turn.state, turn.state.checkpoints, turn.state.ending.stopping
     if stopping is None:
         return
@@ -137,14 +137,14 @@ def stop_if_kept(turn: Turn) -> None:
 
 
 def _lacks_pause(state: CoordinatorState) -> bool:
-    """Return whether the open request to the root lacks `pause`, because it is from before the job had to end."""
+    """Return whether to repeat the open request to the root with `pause`, as it is from before the job had to end."""
     c, stopping = state.checkpoints, state.ending.stopping
     asked_before = stopping is not None and c.writing is None and c.since < stopping.since
     return asked_before and state.step < state.spec.training.steps
 
 
 def _keep_the_endangered(turn: Turn) -> None:
-    """Make a checkpoint of new steps due now if all holders of a stage have notices; do so again at further notices."""
+    """Make a checkpoint of new steps due now if all holders of a stage have notices; do so again after a new notice."""
     state, c = turn.state, turn.state.checkpoints
     noticed = frozenset(state.noticed)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
@@ -154,14 +154,14 @@ def _keep_the_endangered(turn: Turn) -> None:
 
 
 def _came_too_late(turn: Turn) -> bool:
-    """Return whether the root missed the request: the last step was committed more than 2 * AGAIN_SECONDS ago."""
+    """Return whether the root missed the request: all steps are done, and no news came for 2 * AGAIN_SECONDS."""
     state = turn.state
     over = state.step >= state.spec.training.steps
     return over and turn.now - state.progress.last_at > 2 * AGAIN_SECONDS
 
 
 def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
-    """Return each stage's writers: up to MOST_WRITERS certain holders; workers under notice only if all holders are."""
+    """Return up to MOST_WRITERS certain holders of each stage: present ones without a notice or, if none is, any."""
     writers = []
     for holders in state.certain_holders(plan):
         staying = [w for w in holders if w in state.workers and state.stays(w)]
@@ -178,14 +178,14 @@ def _ask_root(turn: Turn) -> None:
 
 
 def _request(turn: Turn, at: int) -> None:
-    """Ask the root for a checkpoint of the state after step `at` or a later one, and deal the layers to writers."""
+    """Ask the root for a checkpoint of the state after `at` or more steps, and deal the layers to writers."""
     c, plan = turn.state.checkpoints, turn.state.current_plan
     turn.put(c.requested(at, _writers(turn.state, plan), plan, turn.now))
     _ask_root(turn)
 
 
 def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
-    """Return the writers that cannot write their remaining layers: gone, or without their stage and copies of it."""
+    """Return the writers of missing layers that are gone or, unless `final`, neither hold their stage nor write on."""
     state, c, lost = turn.state, turn.state.checkpoints, set()
     for stage, writers in enumerate(c.writers):
         layers, holders = plan.stages[stage], plan.holders_of(stage)
@@ -197,16 +197,16 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
 
 
 def is_writing(turn: Turn, worker: WorkerId) -> bool:
-    """Return whether a worker under notice still writes its share of the checkpoint in progress, from its copies."""
+    """Return whether a worker under notice may still write its share of the checkpoint in progress, from its copies."""
     plan = turn.state.plan
     return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.stages)
 
 
 def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:
-    """Return whether a worker under notice still writes layers of a stage to the checkpoint in progress, from copies.
+    """Return whether a worker under notice may still write layers of a stage to the checkpoint in progress.
 
-    The copies are certain only once one of their files is durable: the worker may have copied another stage and not
-    this one. Until then, the coordinator waits FIRST_PART_SECONDS. layers: first and end of the stage's range.
+    It writes copies, which are certain only once one of their files is durable: it may have copied another stage and
+    not this one. Until then, the coordinator waits FIRST_PART_SECONDS. layers: first and end of the stage's range.
     """
     c = turn.state.checkpoints
     if worker not in turn.state.noticed or c.writing is None or not _unwritten(c, worker, layers):
@@ -226,9 +226,9 @@ def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
 
 
 def _commit(turn: Turn) -> None:
-    """Ask a worker to write the manifest once the state is evaluated and its holders agree; a later call asks another.
+    """Ask a worker to write the manifest, unless an evaluation or a comparison of the state is awaited.
 
-    The root is asked first, because it waits until the history has the steps up to the checkpoint.
+    Prefer the root, which waits until the history has the steps up to the checkpoint. Later calls prefer others.
     """
     c, state = turn.state.checkpoints, turn.state
     assert c.writing is not None
@@ -258,7 +258,7 @@ def _score(state: CoordinatorState, c: CheckpointState) -> float | None:
 
 
 def _awaits_evaluation(state: CoordinatorState, step: int) -> bool:
-    """Return whether this step's state needs a score (`keepBest`) and is not evaluated yet; False if the job stops."""
+    """Return whether a step's state needs a score (`keepBest`) and is not evaluated; False once the job has to stop."""
     evaluation, spec = state.spec.training.evaluation, state.spec.checkpoint
     if evaluation is None or spec is None or not spec.keep_best or state.ending.stopping is not None:
         return False
@@ -289,7 +289,7 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
 
 
 def leave_behind(turn: Turn) -> None:
-    """Abandon the checkpoint in progress, or withdraw its request: the step after it begins anew on another grid."""
+    """Abandon the checkpoint in progress, or drop its open request, since a step begins anew on another grid."""
     c = turn.state.checkpoints
     if c.writing is not None:
         _abandon(turn, AbandonReason.WENT_BACK, "the step after it begins anew on another grid", retry=True)
@@ -298,7 +298,7 @@ def leave_behind(turn: Turn) -> None:
 
 
 def never_restore(turn: Turn, newest_good: int) -> None:
-    """Rule out checkpoints after step `newest_good`, including one in progress: their states may be wrong."""
+    """Rule out known checkpoints after more than `newest_good` steps, even one in progress: they may be wrong."""
     c = turn.state.checkpoints
     begun = (*c.kept, *((c.writing,) if c.writing else ()))
     bad = tuple(one for one in begun if one.step > newest_good and one not in c.bad)
@@ -312,8 +312,8 @@ def never_restore(turn: Turn, newest_good: int) -> None:
 def committed(turn: Turn, message: protocol.StepCommitted) -> None:
     """Record the checkpoint that a commit carried, if any.
 
-    If a new root has committed the same step without the checkpoint in progress, all workers that knew of it are gone
-    and none will write it, so the coordinator abandons it.
+    Abandon the checkpoint in progress if its step is reported without it: then a new root has committed that step
+    again, and all workers that knew of the checkpoint are gone.
     """
     c = turn.state.checkpoints
     if message.checkpoint is not None:
@@ -323,7 +323,7 @@ def committed(turn: Turn, message: protocol.StepCommitted) -> None:
 
 
 def carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
-    """Record that a commit has carried the checkpoint request with that number; ignored unless this request is open."""
+    """Record that a commit has carried the checkpoint request with this number, if that request is open."""
     c = turn.state.checkpoints
     if number != c.number or not c.writers or c.writing is not None:
         return
@@ -352,7 +352,7 @@ def is_written(state: CoordinatorState) -> bool:
 
 
 def commit_if_written(turn: Turn) -> None:
-    """Commit the checkpoint in progress if all its files are durable: ask a worker to write its manifest."""
+    """Call `_commit` if all files of the checkpoint in progress are known to be durable."""
     if is_written(turn.state):
         _commit(turn)
 
@@ -388,14 +388,14 @@ def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.Checkpo
 
 
 def _heard_again(turn: Turn, checkpoint: CheckpointId) -> None:
-    """Record a committed checkpoint of the last state that a restarted coordinator did not know; ignore others."""
+    """Record a committed checkpoint of the last state if it is unknown here and none is in progress; ignore others."""
     c = turn.state.checkpoints
     if checkpoint.step >= turn.state.spec.training.steps and checkpoint not in (*c.kept, *c.bad) and c.writing is None:
         turn.put(c.keeping((checkpoint, *c.kept)[:MOST_KEPT]))
 
 
 def is_tidying(turn: Turn) -> bool:
-    """Return whether a worker is still removing old checkpoints; a job that ends waits up to TIDY_SECONDS for that."""
+    """Return whether to wait for a worker that removes old checkpoints, at most TIDY_SECONDS after the newest one."""
     c = turn.state.checkpoints
     if c.tidying is None or c.kept_at is None:
         return False
