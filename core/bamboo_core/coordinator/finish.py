@@ -78,7 +78,8 @@ def is_missing(state: CoordinatorState) -> bool:
 
 def last_checkpoint(state: CoordinatorState) -> CheckpointId | None:
     """Return a known checkpoint of the last state, or None. The newest plan may begin with it."""
-    steps, begun = state.spec.training.steps, state.plan.restore if state.plan else None
+    steps, plan = state.spec.training.steps, state.plan
+    begun = plan.restore if plan and not plan.moved else None  # the cut of a new split is in no store
     return next((one for one in (*state.checkpoints.kept, begun) if one is not None and one.step >= steps), None)
 
 
