@@ -1,4 +1,4 @@
-"""Commits of steps: the root decides them; a new root first collects the commits of the previous root."""
+"""Commits of steps: the root decides them; a new root first collects the newest commits of other workers."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class Committer:
     """A worker's part in commits: it decides them while it is the root, and records the commits of any root.
 
-    log: the commits known here. step_seconds: durations of the steps that this worker committed.
+    log: the commits known here. step_seconds: seconds between commits that this worker published as the root.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Committer:
         return self._plan.owner(ROOT) == self._plan.worker
 
     def decide(self, step: int, layout: Layout) -> Commit | None:
-        """As the root, return a step's commit, with a mark if a checkpoint is due.
+        """As the root, return a step's commit, with a mark if a checkpoint begins with it.
 
         Return None while a cell's report is missing, the job pauses, or this root awaits other workers' commits; also
         if the step is already committed or comes after the cut (`is_cut`).
@@ -99,8 +99,8 @@ class Committer:
     def _may_change_hands(self, step: int, layout: Layout) -> bool:
         """Return whether a waiting plan may take effect with this step's commit.
 
-        If a cell's owner has not reported the step, it repeats that step, which the former owner reported. If the plan
-        took effect now, the cell's next owner would wait forever for that step's gradients.
+        An owner that has not reported the step may have to repeat it after a former owner reported it. If the plan took
+        effect now, the cell's next owner would wait forever for that step's gradients.
         """
         cells = layout.cells(self._plan.stages)
         waits = self._plan.newest is not self._plan.current
@@ -108,8 +108,8 @@ class Committer:
 
     def _with_common_state(self, commit: Commit) -> Commit:
         """Return the commit, marked as skipped if the policy says so, with the common state after its step
-        (`CommonState`). If a decision or the evaluation ends training before this step, return a commit with only the
-        evaluation and the early stop. All this follows from reports and stage 0, so a new root decides the same.
+        (`CommonState`). If a decision or the evaluation ends training before this step, return a commit without
+        training results. All this follows from the reports and stage 0's state, so a new root decides the same.
         """
         if self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)
@@ -133,9 +133,9 @@ class Committer:
         return rate if math.isfinite(rate) else None
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
-        """As the root, begin a checkpoint with the commit that leads to state `wanted.at`, or a later commit.
+        """As the root, note a request for a checkpoint of the state `wanted.at` or, if that is too late, a later state.
 
-        A request replaces the earlier one and ends a pause; if a commit has fulfilled it, it is only reported again.
+        The request replaces an earlier one and ends a pause. If the newest mark fulfils it, only report that mark.
         """
         if self._marked and self._marked[0] == wanted.number:
             self._coordinator.tell(CheckpointBegun(number=wanted.number, checkpoint=self._marked[1]))
@@ -143,7 +143,7 @@ class Committer:
             self._wanted, self.pauses = wanted, False
 
     def record(self, step: int, commit: Commit) -> bool:
-        """Record a commit decided here or received. Return False if the step already has a commit."""
+        """Record a commit decided here or received. Return False if the log already has one for its step."""
         known = self.log.commits.get(step)
         if known is not None:
             if (known.generation, known.epoch) != (commit.generation, commit.epoch):
@@ -170,8 +170,8 @@ class Committer:
         self._evaluations = dict(sorted((self._evaluations | new).items())[-MOST_EVALUATIONS:])
 
     def evaluations_received(self, new: Evaluations) -> None:
-        """Keep evaluations that another worker sent. The root passes new ones on to the coordinator, because the root
-        that made them may have been lost before it sent them.
+        """Keep evaluations that another worker sent. If some are new, the root sends all kept ones to the coordinator,
+        because the root that made the new ones may have been lost before it sent them.
         """
         is_new = not self._evaluations.keys() >= new.keys()
         self._keep_evaluations(new)
@@ -183,7 +183,7 @@ class Committer:
         self._coordinator.tell(Evaluated(states=self._evaluations, early_stop=ended.early_stop if ended else None))
 
     def publish(self, step: int, commit: Commit) -> None:
-        """As the root, send a commit to all workers and the coordinator, even if an earlier root may have sent it."""
+        """As the root, send a commit to the other workers and the coordinator, even if an earlier root has sent it."""
         now, before = self._clock(), self._committed_at
         self._committed_at = now
         if before is not None and commit.microbatches:
@@ -195,7 +195,7 @@ class Committer:
     def meet_root(self, old: Plan | None) -> None:
         """Exchange commits between root and workers under a new plan. old: the plan before, None for the first.
 
-        A new root decides no step until all other workers have sent it the commits that they know.
+        A root that succeeds another one decides no step until the other workers have sent it their newest commits.
         """
         others = self._plan.others()
         if not self.is_root:
@@ -214,7 +214,7 @@ class Committer:
         self._look_whether_informed()
 
     def report_received(self, worker: WorkerId, epoch: int) -> None:
-        """Record that a worker has sent this root its newest commits, unless its plan (`epoch`) has an earlier root."""
+        """Record that a worker has sent its newest commits, unless its plan (`epoch`) has an earlier root than this."""
         if epoch >= self._root_since:
             self.awaited_reports.discard(worker)
             self._look_whether_informed()

@@ -32,9 +32,9 @@ class ReplicaProgress:
     """The owner's record of one replica.
 
     epoch: the epoch of the plan with which the record begins; under an earlier plan the replica may report a state that
-    it has since dropped. since: the first step whose final gradients it gets; None: it gets none. acked: the version
-    that it holds. secured: the version that it can reach with the gradients it has. synced: it has once held the
-    owner's version. level: it has held the owner's version of all parts of the stage at one time (`_come_level`).
+    it has since dropped. since: the first step whose final gradients it gets; None: it gets none. acked: the newest
+    version it announced; -1: none. secured: the version it can reach, as it last announced. synced: it has once held
+    the owner's version. level: it has once held the newest version of all parts of the stage (`_come_level`).
     """
 
     epoch: int = 0
@@ -83,9 +83,9 @@ class ReplicaProgress:
     def holds_back(self, step: int, strict: bool) -> bool:
         """Return whether the owner must wait for the replica before it reports `step`. See docs/design/commit.md.
 
-        The owner waits for a replica that was once synced; before, only for one that has its state and is at most
-        CLOSE_STEPS behind or has lagged for PATIENCE_STEPS: if steps are shorter than a round trip, it never catches up
-        by itself. strict: a synced replica must be able to complete the step without any worker's log.
+        The owner waits until a synced replica has the state before `step`; strict: and the step's final gradient. For
+        one not synced yet, it waits only if that can continue alone and is at most CLOSE_STEPS behind or has been able
+        to for PATIENCE_STEPS: if steps are shorter than a round trip, the replica never catches up by itself.
         """
         if self.synced:
             return self.acked < step or (strict and self.secured <= step)
@@ -115,8 +115,8 @@ class ArrivedState:
 class Replicator:
     """Both ends of replication: the owner sends states and final gradients, and the replica receives them.
 
-    progress: the record of each replica of this worker's cells. `send_next`, not `finalize`, sends final gradients: the
-    step is reported first, because all workers wait for its commit, and its gradients are copied afterwards.
+    progress: the record of each replica of this worker's cells. `finalize` only queues final gradients for
+    `send_next`: a report that is ready goes first, because all workers wait for the commit.
     """
 
     def __init__(self, shared: CommitContext) -> None:
@@ -144,9 +144,9 @@ class Replicator:
         }
 
     def finalize(self, stage: int, step: int, final: Tensor) -> None:
-        """Keep a step's final gradient for the state here, and queue it for the replicas (see `send_next`).
+        """Keep a step's final gradient for the state here, and queue it for replicas that need it (see `send_next`).
 
-        final: from a cell of this worker, or from another worker; ignored if it is kept already, or applied.
+        final: from this worker or another one; ignored if one is kept already, or if the state is past the step.
         """
         if not self._states.keep_final(stage, step, final):
             return
@@ -166,8 +166,8 @@ class Replicator:
             self.send_final(replica, cell, step)
 
     def hand_over(self, cell: Cell, worker: WorkerId, step: int) -> Frame:
-        """Return a frame with the step's final gradients for a replica that takes over the cell. First send that worker
-        all of the cell's gradients queued for it: it waits for them now, and `send_next` sends them only to replicas.
+        """Return a frame with the step's final gradients for the worker that takes over a cell. First send that worker
+        the cell's gradients queued for it: it waits for them now, and `send_next` sends them only to replicas.
         """
         for key in [one for one in self._unsent if one[:2] == (cell, worker)]:
             del self._unsent[key]
@@ -180,16 +180,16 @@ class Replicator:
         self._outbox.post(worker, *self._final(cell, step))
 
     def _final(self, cell: Cell, step: int) -> tuple[Address, Parts, Commits]:
-        """Return address, tensors and payload of a frame with final gradients. The payload is the newest commits: no
-        worker waits for a replica that still gets its state, so it may have missed them.
+        """Return address, tensors and payload of a frame with final gradients. The payload is the newest commits,
+        because a replica that still gets its state may lack them.
         """
         final = self._states.final(cell.stage, step)
         assert final is not None
         return Address(FrameKind.SYNC, *cell, step), (final,), self._log.latest()
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
-        """Record the version that a replica announced, and send the state or gradients that it lacks. Once the replica
-        is level, tell the coordinator. epoch: of the plan that the replica obeys; if older than the record, do nothing.
+        """Record what a replica announced. If the owner's state is here, send state or gradients that the replica
+        lacks; if it becomes level, tell the coordinator. epoch: of its plan; if older than the record, do nothing.
         """
         progress, held = self.progress[cell, replica], self._states.here(cell.stage)
         if epoch < progress.epoch:
@@ -203,8 +203,8 @@ class Replicator:
 
     def _come_level(self, cell: Cell, replica: WorkerId) -> bool:
         """Record a replica as level, and return True, if it has the newest version and final gradients of all parts of
-        its owner's stage. From then on its parts advance together: with parts at different versions, it could not
-        repeat a step after a loss, as the frames that the owner's parts had sent to each other are lost, too.
+        its owner's stage. The parts count together: with parts at different versions, the replica could not repeat
+        a step after a loss, because the frames that the owner's parts had sent to each other would be lost, too.
         """
         cells = self._plan.parts(cell)
         parts = [self.progress[part, replica] for part in cells]
@@ -225,8 +225,8 @@ class Replicator:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))
 
     def skipped(self, stage: int) -> None:
-        """After this owner has adopted a newer state of a stage from another worker, send the state to replicas that
-        lack it: the owner has no final gradients of the steps in between to forward.
+        """After this owner has adopted a newer state of a stage from another worker, send its replicas the state or
+        gradients that they lack: the owner has no final gradients of the steps in between to forward.
         """
         for (cell, replica), progress in self.progress.items():
             if cell.stage == stage:
@@ -260,7 +260,7 @@ class Replicator:
         return any(p.holds_back(step, strict) for (c, _), p in self.progress.items() if c == cell)
 
     def synced(self) -> Iterator[tuple[Cell, WorkerId]]:
-        """Return (cell, replica) for each replica that has caught up with the owner in all parts of the stage."""
+        """Return an iterator over (cell, replica) of each replica that has come level (`_come_level`)."""
         return (key for key, progress in self.progress.items() if progress.level)
 
     # as a replica
@@ -292,9 +292,9 @@ class Replicator:
             state.layers[address.part] = LayerState.of(frame)
 
     def next_state(self) -> ArrivedState | None:
-        """Remove and return a complete state that may be adopted now, else None. A replica with parts on several
-        devices waits until the other parts can reach the same version: with unequal versions, none of them could repeat
-        a step if their owner were lost.
+        """Remove and return a complete state that may be adopted now, else None. If a replica has parts on
+        several devices, a newer state of one waits until the other states here can reach its version: with unequal
+        versions, no part could repeat a step if the owner were lost.
         """
         number = next((n for n, state in self._arrived.items() if state.is_complete and self._may_take(n, state)), None)
         return None if number is None else self._arrived.pop(number)
@@ -332,7 +332,7 @@ class Repeated:
 
 @dataclass(slots=True)
 class Question:
-    """A request to all workers for missing frames. answers: by worker and link, its cells' first logged steps."""
+    """A request to other workers for missing frames. answers: by worker and link, first logged steps of its cells."""
 
     step: int
     epoch: int
@@ -340,7 +340,7 @@ class Question:
 
 
 class RepeatedSteps:
-    """Repetition of committed steps: it asks all workers for missing frames, and reports `LeftBehind`."""
+    """Repetition of committed steps: requests for missing frames, answers to them, and reports of `LeftBehind`."""
 
     def __init__(self, shared: CommitContext, replicator: Replicator) -> None:
         self._plan, self._outbox, self._states, self._replicator = shared.plan, shared.outbox, shared.states, replicator
@@ -353,9 +353,9 @@ class RepeatedSteps:
         return address.step <= max(self._log.newest, self._asked.get(address.cell, -1))
 
     def look(self, repeated: Iterable[Repeated], since: Mapping[Cell, int]) -> None:
-        """Ask all workers once per epoch for frames that repeated steps lack; report LeftBehind for cells whose step is
-        not the newest committed one or can never be completed. since: for each cell of this worker, the first step in
-        the message log.
+        """Ask all other workers once per epoch, and again after `ask_again`, for frames that repeated steps lack.
+        Report LeftBehind for cells whose step is older than the newest committed one or can never be completed. since:
+        for each cell of this worker, the first step in the message log.
         """
         epoch = self._plan.current.epoch
         for one in repeated:
@@ -372,7 +372,7 @@ class RepeatedSteps:
         self._questions.clear()
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
-        """Send an owner that repeats a step a newer state or final gradients, logged frames, and `since` (`look`)."""
+        """Send the owner that repeats a step a newer state or final gradients, if here, logged frames and `since`."""
         self._asked[cell] = max(step, self._asked.get(cell, -1))
         number = cell.stage
         if number in self._states and self._states.version(number) > step:

@@ -30,8 +30,8 @@ def dataset_from(
 ) -> Dataset:
     """Return the dataset that a task's config describes; docs/data.md has the kinds and their keys.
 
-    where: the config's own key, for messages. kinds: the functions that open additional kinds. Raises ValueError naming
-    the key and what was expected; StorageError of bamboo_core.storage if an object store does not answer.
+    where: the config's own key, for messages. kinds: the functions that open additional kinds, by name. Raises
+    ValueError with the key in its text; StorageError of bamboo_core.storage if an object store fails.
     """
     if not isinstance(config, Mapping):
         raise ValueError(f"{where} must be a mapping with kind and its keys, got {config!r}")
@@ -74,7 +74,7 @@ def _mixture(*, sources: list[tuple[float, Dataset]]) -> Dataset:
 
 def open_tokens(*, path: str, length: int, documents: str = Documents.JOINED) -> Tokens:
     """Open files of tokens: the kind "tokens" of `dataset_from`. path: a file, a folder or a URL. length: see
-    `Tokens`. documents: see `Documents`. Raises ValueError, and StorageError if an object store does not answer.
+    `Tokens`. documents: see `Documents`. Raises ValueError, and StorageError if an object store fails.
     """
     if documents not in list(Documents):
         raise ValueError(f"documents must be one of {', '.join(Documents)}, got {documents!r}")
@@ -96,7 +96,7 @@ def _hugging_face(
 
 
 def open_text(*, length: int, path: str = "stdlib") -> TextDataset:
-    """Open a file's bytes as tokens: the kind "text" of `dataset_from`. path: see `text_bytes`. Raises ValueError."""
+    """Open a text's bytes as tokens: the kind "text" of `dataset_from`. path: see `text_bytes`. Raises ValueError."""
     return TextDataset(text_bytes(path), length)
 
 
@@ -111,9 +111,9 @@ def _own(
     inputs: str | Sequence[str] = (),
     targets: str | Sequence[str] = (),
 ) -> Dataset:
-    """Call a user's function with `config`, and return its dataset; a list-like object becomes an `Indexed`.
+    """Call a user's function with `config`, and return its dataset; samples without a method `batch` make an `Indexed`.
 
-    entrypoint: "module:function". Raises ValueError.
+    entrypoint: "module:function". Raises ValueError if this is not a function, or if it returns neither.
     """
     module, colon, function = entrypoint.partition(":")
     if not module or not colon or not function:

@@ -3,11 +3,10 @@
 `StateChecks` sends checksums of states, and the coordinator compares those of all holders. A job without
 `training.deterministic` sends none, as its copies need not be equal.
 
-`SpotChecks` compute a microbatch of a stage again: in the first step on the stage's owner, later on another worker with
-the stage's state, if any, else on the owner. They detect a layer that depends on the process, on its earlier calls, on
-running statistics, or on random numbers that nobody seeds. `bamboo_core.planning.spot_checks` decides when, and which
-worker. Equal work gives equal bits whatever happens to the job meanwhile, so no other worker waits for a check, and a
-check that is no longer possible is dropped.
+`SpotChecks` compute a cell's microbatch again: in the first step on the cell's owner, later on another worker with the
+stage's state, if any, else on the owner. They can detect a layer that depends on the process, on its earlier calls, on
+running statistics, or on random numbers that nobody seeds. `bamboo_core.planning.spot_checks` decides when and, after
+the first step, which worker. No commit waits for a check's result, and a check that is no longer possible is dropped.
 
 See docs/design/determinism.md.
 """
@@ -39,18 +38,18 @@ KEPT: Final = 2  # versions of each stage that are sent again: a connection may 
 
 
 def is_due(version: int) -> bool:
-    """Return whether a version is checked: each power of 2, and each multiple of EVERY."""
+    """Return whether a version is checked for its number alone: a power of 2, or a multiple of EVERY (0 is one)."""
     return version % EVERY == 0 or version & (version - 1) == 0
 
 
 class StateChecks:
-    """The sender of states' checksums to the coordinator. It keeps the sums of the newest versions and checkpoint."""
+    """The sender of states' checksums to the coordinator. It keeps the newest ones, to send them again (`report`)."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._states, self._log, self._coordinator = shared.states, shared.log, shared.coordinator
         self._steps, self._deterministic = shared.ports.steps, shared.ports.deterministic
         self._sent: dict[int, dict[int, StateSums]] = {}
-        # Version of the newest checkpoint: the coordinator commits it once all holders have sent its checksums.
+        # Version of the newest checkpoint, which the coordinator commits only if its holders agree on the checksums.
         self._checkpoint = 0
 
     def take_roles(self) -> None:
@@ -68,9 +67,8 @@ class StateChecks:
             self._tell(index)
 
     def copied(self, index: int) -> None:
-        """Send a stage's checksums after it was copied for a checkpoint, if they differ from the ones sent before.
-
-        The coordinator gets them before the copies are written.
+        """Send a stage's checksums again after its state was copied for a checkpoint, if they have changed since they
+        were sent. Call it before the copies are given to the checkpoint writer.
         """
         held = self._states.here(index)
         if held is not None and held.version in self._sent.get(index, {}):
@@ -90,7 +88,7 @@ class StateChecks:
         self._coordinator.tell(current)
 
     def _is_due(self, version: int) -> bool:
-        """Return whether all holders check this version: if `is_due`, or if it is the last or a checkpoint's."""
+        """Return whether this version is checked: `is_due`, the job's last version, or a checkpoint's."""
         due = is_due(version) or version in (self._steps, self._log.end)
         return due or self._is_of_checkpoint(version)
 
@@ -133,7 +131,7 @@ class _CheckedForward:
 
 
 class SpotChecks:
-    """Spot checks: a cell's owner sends a microbatch's inputs and checksums; the checker runs it again and compares."""
+    """A worker's part in spot checks: as a cell's owner it provides work to check, as a checker it repeats work."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._plan, self._outbox, self._states, self._log = shared.plan, shared.outbox, shared.states, shared.log
@@ -145,7 +143,7 @@ class SpotChecks:
     # as the owner
 
     def wants(self, cell_step: CellStep, microbatch: int) -> bool:
-        """Return whether the forward of this microbatch, run next, is to be checked; only a step's first one can be."""
+        """Return whether to check the forward of this microbatch, which runs next: at most a cell's first in a step."""
         cell, layout, stage = cell_step.cell, cell_step.layout, self._states.stage(cell_step.cell.stage)
         if layout is None or stage is None:
             return False
@@ -156,8 +154,8 @@ class SpotChecks:
         return self.checks(cell_step)
 
     def checks(self, cell_step: CellStep) -> bool:
-        """Return whether the schedule checks the cell's first microbatch in this step; then the stage's optimizer is
-        checked, too, by a trial step.
+        """Return whether the schedule checks this cell in this step: its first microbatch and, when the step is
+        applied, the stage's optimizer.
         """
         layout, step = cell_step.layout, cell_step.step
         if self._schedule is None or layout is None:
@@ -165,7 +163,7 @@ class SpotChecks:
         return self._schedule.checks(cell_step.cell, self._plan.stages, layout, step)
 
     def forward(self, cell_step: CellStep, stage: Stage, microbatch: int, taken: Frame | None) -> Parts:
-        """Run a forward to be checked, with the same bits as `Stage.forward`. taken: the frame of its inputs."""
+        """Run a forward to be checked, with the bits of `Stage.forward`. taken: its inputs' frame; None on stage 0."""
         assert cell_step.work is not None
         place = (cell_step.step, microbatch)
         outputs, sums = forward_by_layer(stage, cell_step.work, place, taken.inputs if taken else None)
@@ -173,15 +171,15 @@ class SpotChecks:
         return outputs
 
     def is_made(self, cell_step: CellStep, microbatch: int) -> bool:
-        """Return whether the next backward belongs to a checked forward: then it must run as a whole."""
+        """Return whether this microbatch's backward belongs to a checked forward; if so, it must postpone nothing."""
         made, layout = self._made.get(cell_step.cell), cell_step.layout
         if made is None or layout is None or made.work is not cell_step.work:
             return False
         return microbatch == layout.split[cell_step.cell.pipeline][0]
 
     def backward(self, cell_step: CellStep, microbatch: int, given: Frame | None, inputs: Gradients) -> None:
-        """Send the checker a microbatch's inputs and checksums, unless its gradient has been added to another one.
-        given: the frame that the backward took. inputs: the gradients of the stage's inputs that the backward returned.
+        """Pass a microbatch's work on to its checker, unless other gradients have been added to its own.
+        given: the frame that the backward took, if any. inputs: the gradients of the stage's inputs that it returned.
         """
         made, cell = self._made.pop(cell_step.cell), cell_step.cell
         alone = made.work.gradients.alone
@@ -206,12 +204,14 @@ class SpotChecks:
     # as the checker
 
     def asked(self, sender: WorkerId, frame: Frame) -> None:
-        """Keep a check of an uncommitted step that the owner of a cell has sent, until `turn` runs it."""
+        """Keep a check from a cell's owner for `turn`, unless its step is committed or this worker runs no checks."""
         if self._schedule is not None and frame.address.step > self._log.newest:
             self._asked[frame.address.cell] = (sender, frame)
 
     def committed(self, step: int) -> None:
-        """After a step's commit, drop checked forwards, checks of earlier steps, and checks whose state is gone."""
+        """After a step's commit, drop checked forwards, checks of earlier steps, and checks of stages that have no
+        state here, or already a later one.
+        """
         self._made = {}
         for cell, (_, frame) in list(self._asked.items()):
             stage = self._stage(cell)
@@ -223,7 +223,7 @@ class SpotChecks:
         return list(self._asked)
 
     def turn(self, cells: Container[Cell]) -> bool:
-        """Run a waiting check of one of these cells; return False if there is none. Raises NotDeterministic."""
+        """Run a waiting check of one of these cells; return False if none can run now. Raises TaskError."""
         for cell, (owner, frame) in self._asked.items():
             stage = self._stage(cell)
             if stage is not None and stage.values.version == frame.address.step and cell in cells:
@@ -233,7 +233,7 @@ class SpotChecks:
         return False
 
     def turn_at_last(self) -> bool:
-        """Run a waiting check of a committed step, before the state changes; return False if there is none."""
+        """Run a waiting check of a committed step, before the state changes; return False if none can run."""
         if not self._asked:
             return False
         return self.turn({cell for cell, (_, frame) in self._asked.items() if frame.address.step in self._log.commits})
@@ -287,7 +287,7 @@ class SpotChecks:
 
 
 def _changed(stage: Stage) -> str:
-    """Name up to three attributes of layers that are not as they were built; "" if there are none."""
+    """Return the names of up to three attributes of layers that have changed since they were built; "" if none."""
     return " and ".join(stage.as_built.changed()[:3]) if stage.as_built else ""
 
 
@@ -308,8 +308,8 @@ def forward_by_layer(
     capture: Capture | None = None,
     draws: Mapping[int, Draws] | None = None,
 ) -> tuple[Parts, ForwardSums]:
-    """Run `Stage.forward` layer by layer; also return checksums. place: step and microbatch. capture: replaces the
-    forward's own, for other running statistics. draws: records the random numbers of each layer.
+    """Run a forward layer by layer, and return its outputs and checksums. place: step and microbatch. capture: replaces
+    the forward's own, for other running statistics. draws: record each layer's use of random number generators.
     """
     layers = list[int]()
 
@@ -331,9 +331,9 @@ def forward_by_layer(
 
 
 def compute_anew(stage: Stage, frame: Frame, draws: Mapping[int, Draws] | None = None) -> SpotSums | None:
-    """Return the results of `compute_again` with the layers' attributes as they were built, and in the first step, when
-    draws are recorded, also with other running statistics. None if the layers cannot run this way, as they may rely on
-    other things that they keep. Raises NotDeterministic if a layer writes to its parameters.
+    """Return the results of `compute_again` with the layers' attributes as built (`Stage.as_built`, if any) and, with
+    `draws`, also with other running statistics. None if the layers fail with these attributes, as they may rely on
+    other things that they keep. Raises NotDeterministic if a layer then writes to its parameters.
     """
     capture, changed = Capture() if draws is None else Capture(fill=0.0, count=1 << 30, momentum=0.5), _changed(stage)
     if stage.as_built is None or not changed:
@@ -372,7 +372,7 @@ def compute_again(
 
 
 def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:
-    """Describe the first result in which two unequal checks differ. stage: names its layers."""
+    """Describe the first result in which the sums of two unequal checks differ. stage: the checked stage."""
     layers = range(stage.values.first, stage.values.end)
     whole = f"layers {layers[0]} to {layers[-1]}"
     if one.data != other.data:

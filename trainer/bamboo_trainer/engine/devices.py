@@ -65,7 +65,7 @@ class Folding:
         self._parts = {key: parts for key, parts in self._parts.items() if key[1] in kept}
 
     def fold(self, message: Message) -> Message | None:
-        """Return the message with stages for device stages; None while it lacks those about other device stages."""
+        """Return the message in terms of stages; None while it needs messages about other device stages."""
         match message:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))

@@ -1,8 +1,8 @@
 """The engine of a worker: it obeys plans, runs its stages, keeps replicas in step, and continues after losses.
 
 One thread drives an engine. `handle(event)` processes an event (a frame, a broken link), `obey(plan)` a plan; `turn()`
-does at most one piece of work and returns whether it did any. The engine never blocks on a peer, raises no error
-because of one, and reads only injected clocks: the protocol simulator drives the same class.
+does at most one piece of work and returns whether it did any. The engine never blocks on a peer, raises no error when
+one is lost, and reads only injected clocks: the protocol simulator drives the same class.
 """
 
 import gc
@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AwaitedLayers:
-    """A plan that comes into force once all layers that this worker has requested from others are here.
+    """A plan that comes into force once this worker awaits no more layers from other workers.
 
-    when: the plan's arrival. begun: when building the stages began. Both in seconds of the clock. stages: by number,
-    not restored yet. owned: numbers of the stages that run here. kept: layers whose copies stay in memory afterwards.
+    when: the plan's arrival. begun: when building the stages began. Both in seconds of the clock. stages: the stages
+    built, by number. owned: numbers of the stages that run here. kept: layers whose copies may stay in memory.
     """
 
     plan: Plan
@@ -65,12 +65,12 @@ class Engine:
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
         self.timer = StageTimer(ports.work_clock)
-        self.components: Components | None = None  # until the first plan
+        self.components: Components | None = None  # None while no plan is in force
         self._received: deque[Received] = deque()  # frames to take in, including those of this worker to itself
         self._early: list[Received] = []  # frames that wait for a plan on its way
         self.copies = LayerCopies(ports.worker, ports.files, ports.coordinator, ports.clock, ports.host_memory)
         self._exchange = LayerExchange(ports.worker, ports.transport, self.copies)
-        self._beginning: AwaitedLayers | None = None  # until all layers for it are here
+        self._beginning: AwaitedLayers | None = None  # while layers for it are awaited
 
     # events
 
@@ -116,7 +116,7 @@ class Engine:
         self._take_in()
 
     def forget(self) -> None:
-        """Drop all states and the components that use them, to free their memory for new states."""
+        """Drop all stages and the components that use them, to free memory for new states. Held copies stay."""
         had = bool(self.components or self._beginning)  # holding them here would keep them alive
         self.components = self._beginning = None
         self._exchange.stop()
@@ -126,7 +126,7 @@ class Engine:
             release_cached()
 
     def _begin(self, plan: Plan, when: float) -> None:
-        """Build the stages whose states this worker begins with, and ask other workers for layers that are not here."""
+        """Build the stages that this worker begins with; ask workers in `plan.sources` for layers that are not here."""
         begun, worker = self._ports.clock(), self._ports.worker
         owned, stages = frozenset(cell.stage for cell in plan.owned_by(worker)), dict[int, Stage]()
         for index in first_states(plan, worker):
@@ -213,7 +213,7 @@ class Engine:
         self._take_in()
 
     def keep_last_state(self, wanted: KeepLastState) -> None:
-        """Copy the state after the last step for a checkpoint; report CheckpointFailed if it is no longer here."""
+        """Start to copy the state after the last step for a checkpoint; report CheckpointFailed if it is not here."""
         if not self.components or not self.components.keep_last(wanted):
             text = f"{self._ports.worker} does not hold the last state of its stages any more"
             self._ports.coordinator.tell(CheckpointFailed(checkpoint=wanted.checkpoint, message=text))
@@ -227,9 +227,9 @@ class Engine:
         return busy
 
     def _take_in(self) -> None:
-        """Process the waiting frames one by one. Only this method does so: a frame never interrupts other work. Keep a
-        frame of a newer origin until its plan comes. Drop a frame of an older origin, or one that `PlanState.accepts`
-        refuses. Log and drop a malformed frame. A frame may arrive more than once.
+        """Process the waiting frames one by one, once a plan is in force. Only this method does so, and never within
+        other work. Keep a frame of a newer origin until its plan comes. Drop a frame of an older origin, or one that
+        `PlanState.accepts` refuses. Log and drop a malformed frame. A frame may arrive more than once.
         """
         while self.components and self._received:
             sender, frame = self._received.popleft()
@@ -255,19 +255,19 @@ class Engine:
 
     @property
     def reported_plan(self) -> Plan | None:
-        """The newest plan as the coordinator sent it, not divided into device stages; None before the first."""
+        """The newest plan (`newest_plan`) as the coordinator sent it, not divided into device stages."""
         return self.newest_plan
 
     @property
     def newest_plan(self) -> Plan | None:
-        """The newest plan that this worker knows, in force or not; None before the first."""
+        """The newest plan that `obey` accepted, in force or not; None before the first or after a failed restore."""
         if self._beginning:
             return self._beginning.plan
         return self.components.plan.newest if self.components else None
 
     @property
     def origin(self) -> int:
-        """The origin of the newest plan; 0 before the first one."""
+        """The origin of the newest plan; 0 without one."""
         newest = self.newest_plan
         return newest.origin if newest else 0
 
@@ -278,22 +278,22 @@ class Engine:
 
     @property
     def step(self) -> int:
-        """The number of committed steps that this worker knows of; the next one is in progress."""
+        """The step after the newest committed one known here, at first `Plan.first_step`; 0 without a plan."""
         if self._beginning:
             return self._beginning.plan.first_step
         return self.components.step if self.components else 0
 
     @property
     def step_seconds(self) -> Histogram:
-        """The seconds of the steps that this worker has committed as the root since the states' origin."""
+        """The seconds between commits of steps that this worker made as the root since the states' origin."""
         return self.components.committer.step_seconds if self.components else Histogram.of(STEP_SECONDS)
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
-        """Return the stages' latest times, at most once a second; else None. Only one thread may call this."""
+        """Return the stages' latest times, if any, at most once a second; else None. Only one thread may call this."""
         return self.timer.due(now)
 
     def owned_times(self) -> list[tuple[int, StageTimes]]:
-        """Return the times of measured stages that run here, by stage. Any thread may call this."""
+        """Return (stage, times) of each measured stage that runs or has run here. Any thread may call this."""
         return self.timer.owned()
 
     def compile_seconds(self) -> dict[int, float]:

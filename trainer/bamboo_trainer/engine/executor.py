@@ -268,7 +268,7 @@ class Executor:
                 self._complete_takeover(cell_step)  # the cell may move on with the commit
 
     def _count_repetition(self, cell_step: CellStep, instruction: Instruction) -> None:
-        """Count an instruction as repeated work of a takeover, if any; or complete it, if all inputs are new."""
+        """Count an instruction as repeated work of a takeover, if any; new inputs may complete the takeover instead."""
         takeover = cell_step.takeover
         if takeover is None:
             owned = self.cells.get(cell_step.cell) if cell_step.is_portion else None

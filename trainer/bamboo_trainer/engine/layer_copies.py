@@ -218,7 +218,7 @@ class LayerCopies:
     # of checkpoints
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """Hold and report a checkpoint's copies, if memory suffices; drop the oldest ones beyond MOST_CHECKPOINTS."""
+        """Hold and report a checkpoint's copies, if memory suffices; drop the oldest others beyond MOST_CHECKPOINTS."""
         if not self.has_room(checkpoint, states.values()):
             return
         self.held.setdefault(checkpoint, {}).update(states)
