@@ -220,7 +220,7 @@ class SplitModule:
         return any(f"{name}.".startswith(f"{block}.") for block in self.blocks)
 
     def _plain(self, modules: Iterable[nn.Module], memo: Mapping[int, Any]) -> dict[int, Any]:
-        """Return real tensors for fake plain attributes not in `memo`, by id; uninitialized if no values are wanted."""
+        """Return real tensors for modules' fake ones not in `memo`, by id; uninitialized if no values are wanted."""
         plain = {id(t): t for t in _plain_tensors(modules) if id(t) not in memo}
         if not plain:
             return {}
@@ -268,11 +268,10 @@ def _tensors_in(module: nn.Module) -> list[Tensor]:
 
 
 def _plain_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """Yield tensors without values that modules keep as plain attributes, not as parameters or buffers."""
+    """Yield the tensors without values in modules' attributes; these include parameters and buffers."""
     for module in modules:
-        for name, value in module.__dict__.items():
-            if name not in ("_parameters", "_buffers"):
-                yield from (t for t in _flat(value) if isinstance(t, FakeTensor))
+        for value in module.__dict__.values():
+            yield from (t for t in _flat(value) if isinstance(t, FakeTensor))
 
 
 def _flat(value: Any, depth: int = 3) -> Iterator[Tensor]:
