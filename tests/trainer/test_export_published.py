@@ -94,7 +94,7 @@ def test_what_lies_beside_the_model_comes_along_and_the_folder_may_be_elsewhere(
     (published / "generation_config.json").write_text(json.dumps(said))
     (published / "additional_chat_templates").mkdir()
     (published / "additional_chat_templates" / "rag.jinja").write_text("{{ messages }}")
-    save_file({k: t.bfloat16() for k, t in state.items()}, tmp_path / "model.safetensors")
+    save_file({k: t.bfloat16() if t.dim() > 1 else t.clone() for k, t in state.items()}, tmp_path / "model.safetensors")
     assert exported(tmp_path, out, model=str(published), force=True) == 0
     assert transformers.GenerationConfig.from_pretrained(out).temperature == 0.7
     assert (out / "additional_chat_templates" / "rag.jinja").is_file()

@@ -9,6 +9,7 @@ size. The output appears under its name as a whole or not at all.
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,8 +132,11 @@ def export(
                 _write(source, layout, file, progress)
         else:
             with whole_folder(output) as folder, (folder / SINGLE).open("xb") as file:
-                dtypes = (DTYPES[entry.dtype] for entry, _ in layout.places)  # the widest ones first
-                describe(model, next(dtype for dtype in dtypes if dtype.is_floating_point), folder)
+                floats = Counter[torch.dtype]()  # norms may be fp32 in a model of bf16
+                for entry in entries:
+                    if (dtype := DTYPES[entry.dtype]).is_floating_point:
+                        floats[dtype] += entry.bytes
+                describe(model, floats.most_common(1)[0][0], folder)
                 _write(source, layout, file, progress)
     except OSError as error:
         raise ExportError(f"cannot write {output}: {system_reason(error)}") from None
